@@ -1,0 +1,45 @@
+import type { InstanceId, SandboxId, TemplateId } from './ids.ts';
+import type { NetworkPolicy } from './network-policy.ts';
+import type { SandboxState } from './state-machine.ts';
+
+export interface Resources {
+  readonly vcpus: number;
+  /** MiB. */
+  readonly memoryMB: number;
+  /** MiB, the size of the sparse writable disk. */
+  readonly diskSizeMB: number;
+}
+
+export type TimeoutAction = 'kill' | 'pause';
+
+/** Everything durable about one sandbox; written to the ledger before the effect it describes. Unknown keys in stored records are kept out of the way, not refused. */
+export interface SandboxRecord {
+  readonly id: SandboxId;
+  readonly templateId: TemplateId;
+  /** Template name by which it was created, shown as `alias`. */
+  readonly alias: string | undefined;
+  readonly state: SandboxState;
+  readonly instanceId: InstanceId;
+  /** Milliseconds since the epoch. */
+  readonly createdAt: number;
+  readonly startedAt: number;
+  /** When the timeout fires, milliseconds since the epoch; undefined while Creating. */
+  readonly deadline: number | undefined;
+  /** The last duration asked for, seconds. */
+  readonly timeoutSeconds: number;
+  readonly onTimeout: TimeoutAction;
+  readonly autoResume: boolean;
+  readonly secure: boolean;
+  readonly resources: Resources;
+  readonly network: NetworkPolicy;
+  readonly metadata: Readonly<Record<string, string>>;
+  readonly envVars: Readonly<Record<string, string>>;
+  readonly defaultUser: string;
+  readonly defaultWorkdir: string | undefined;
+  readonly envdVersion: string;
+  readonly backend: string;
+  /** Secret of the agent channel of this generation, hex; ledgered before it is given to the guest. */
+  readonly channelKey: string;
+  /** What the backend needs to adopt or clean up this generation after a crash; opaque above the backend. */
+  readonly runtime: Readonly<Record<string, unknown>> | undefined;
+}

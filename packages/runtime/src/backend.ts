@@ -1,0 +1,118 @@
+import type { Agent } from '@agentenv/agent';
+import type { InstanceId, NetworkPolicy, Resources, SandboxId, SnapshotManifest } from '@agentenv/core';
+
+export type Isolation = 'vm' | 'container' | 'none';
+
+export interface ProbeResult {
+  readonly usable: boolean;
+  /** Why not, or what limits it; one sentence each. */
+  readonly reasons: readonly string[];
+  /** What the operator can do about each reason. */
+  readonly remedies: readonly string[];
+  readonly isolation: Isolation;
+  readonly accelerator: 'kvm' | 'tcg' | 'native';
+  readonly memorySnapshots: boolean;
+  readonly kernelArguments: boolean;
+  /** Rough speed for placement: native ≥ accelerated ≥ emulated. */
+  readonly speedClass: 'native' | 'accelerated' | 'emulated';
+}
+
+/** A root file system on this host: one read-only image, content-addressed. */
+export interface RootFilesystem {
+  /** Absolute path of the read-only image. */
+  readonly path: string;
+  /** sha256 of what it was built from. */
+  readonly digest: string;
+}
+
+/** A captured template or snapshot on this host; `directory` holds `manifest.json` and its artifacts. */
+export interface StoredSnapshot {
+  readonly directory: string;
+  readonly manifest: SnapshotManifest;
+}
+
+/** Everything a backend needs to start one generation; decided and ledgered above it. */
+export interface LaunchPlan {
+  readonly sandboxId: SandboxId;
+  readonly instanceId: InstanceId;
+  readonly templateId: string;
+  readonly resources: Resources;
+  readonly network: NetworkPolicy;
+  /** 16 bytes, secret of this generation's channel. */
+  readonly channelKey: Uint8Array;
+  readonly hostname: string;
+}
+
+export type RuntimeEndReason =
+  | 'stopped'
+  | 'engine-died'
+  | 'guest-panic'
+  | 'guest-poweroff'
+  | 'guest-reboot'
+  | 'disk-error'
+  | 'channel-lost';
+
+export interface RuntimeEnd {
+  readonly reason: RuntimeEndReason;
+  /** One sentence for logs. */
+  readonly detail: string;
+}
+
+/** One running generation. Everything it holds (processes, disk, slot, cgroup, sockets) is released by `stop`. */
+export interface RunningSandbox extends AsyncDisposable {
+  readonly instanceId: InstanceId;
+  /** Serialisable facts with which a later server can adopt or clean up this generation; written to the ledger. */
+  readonly identity: Readonly<Record<string, unknown>>;
+  readonly agent: Agent;
+  /** Resolves once, when the generation can no longer run, whoever ended it; resources are already being released. */
+  readonly ended: Promise<RuntimeEnd>;
+  freeze(): Promise<void>;
+  thaw(): Promise<void>;
+  /**
+   * Captures memory, devices and disk into an empty directory and leaves the guest held (stopped, alive) on success and
+   * running on a recoverable error; afterwards exactly one of `release` or `stop`.
+   */
+  capture(directory: string, signal?: AbortSignal): Promise<CapturedSnapshot>;
+  release(): Promise<void>;
+  /** One atomic replacement of the egress rules; the old ones stay on failure. */
+  applyNetwork(policy: NetworkPolicy): Promise<void>;
+  /** Ends it: never waits for the guest, SIGKILL at once. Idempotent; resolves when every resource is gone. */
+  stop(): Promise<void>;
+}
+
+export interface CapturedSnapshot {
+  readonly manifest: SnapshotManifest;
+  /** Lets go of what the backend kept alive until publication. */
+  release(): Promise<void>;
+}
+
+/** A generation the ledger knows about when a server starts. */
+export interface KnownInstance {
+  readonly sandboxId: SandboxId;
+  readonly instanceId: InstanceId;
+  readonly identity: Readonly<Record<string, unknown>> | undefined;
+}
+
+export interface BackendStatus {
+  readonly pool: { readonly ready: number; readonly target: number; readonly hits: number; readonly misses: number };
+}
+
+/** One way to run sandboxes. The same contract suite runs over every implementation. */
+export interface Backend extends AsyncDisposable {
+  readonly name: string;
+  probe(signal?: AbortSignal): Promise<ProbeResult>;
+  /** Boots `rootfs` once, warms it and captures it, or returns the cached capture whose fingerprint still matches. */
+  prepareTemplate(rootfs: RootFilesystem, resources: Resources, signal?: AbortSignal): Promise<StoredSnapshot>;
+  /** Keeps the pool for this template at its watermark from now on. */
+  warm(snapshot: StoredSnapshot): void;
+  /** Cold boot from a root file system. */
+  create(rootfs: RootFilesystem, plan: LaunchPlan, signal?: AbortSignal): Promise<RunningSandbox>;
+  /** From a capture; resolves when the guest is activated and answers. Refuses a foreign or mismatching one (`conflict`) before anything starts. */
+  restore(snapshot: StoredSnapshot, plan: LaunchPlan, signal?: AbortSignal): Promise<RunningSandbox>;
+  /**
+   * Run once, before anything else: ends and cleans every generation a former server of this host left behind,
+   * known to the ledger or not. (Adoption of running ones comes with the lifecycle issue.)
+   */
+  reconcile(known: readonly KnownInstance[]): Promise<{ readonly ended: number }>;
+  status(): BackendStatus;
+}

@@ -1,0 +1,2 @@
+export * from './backend.ts';
+export * from './network/slot.ts';

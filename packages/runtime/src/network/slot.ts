@@ -1,0 +1,37 @@
+import type { NetworkPolicy } from '@agentenv/core';
+
+/** Addresses every guest sees; identical in every sandbox so that snapshots and clones need no renumbering (design §7). */
+export interface GuestAddressing {
+  readonly mac: string;
+  /** With prefix length, e.g. `169.254.0.22/30`. */
+  readonly ipv4: string;
+  readonly ipv6: string;
+  readonly gatewayIpv4: string;
+  readonly gatewayIpv6: string;
+}
+
+/**
+ * An outer network namespace owned by the host: policy, NAT, the tap the engine attaches to.
+ * `networkNamespacePath` and `hostInteractionIp` are what hooks will receive.
+ */
+export interface NetworkSlot {
+  readonly index: number;
+  readonly networkNamespacePath: string;
+  /** Address inside the slot's namespace that host-side services of an operator can use. */
+  readonly hostInteractionIp: string;
+  /** Name of the tap device inside the namespace, owned by `uid`. */
+  readonly tap: string;
+  /** Unprivileged uid and gid that own the tap and run the engine of this slot; unique per slot. */
+  readonly uid: number;
+  readonly guest: GuestAddressing;
+  /** One nft transaction; the old rules stay on failure. */
+  applyPolicy(policy: NetworkPolicy): Promise<void>;
+  /** Flushes user rules and conntrack state and gives the slot back to the pool; once only. */
+  release(): Promise<void>;
+}
+
+/** Pool of network slots. Namespaces and tables carry the prefix of this server's runtime directory, so two servers never touch each other's. */
+export interface NetworkSlots extends AsyncDisposable {
+  acquire(policy: NetworkPolicy, signal?: AbortSignal): Promise<NetworkSlot>;
+  status(): { readonly ready: number; readonly inUse: number };
+}

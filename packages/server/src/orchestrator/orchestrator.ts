@@ -1,0 +1,69 @@
+import type { NetworkPolicy, SandboxRecord, TimeoutAction } from '@agentenv/core';
+import type { EnvdService } from '@agentenv/envd';
+
+/** A create request after validation: defaults applied, unknown fields gone. */
+export interface CreateSandbox {
+  /** Template id, name or `name:tag` as the client wrote it. */
+  readonly template: string;
+  readonly timeoutSeconds: number;
+  readonly onTimeout: TimeoutAction;
+  readonly autoResume: boolean;
+  readonly secure: boolean;
+  readonly network: NetworkPolicy;
+  readonly metadata: Readonly<Record<string, string>>;
+  readonly envVars: Readonly<Record<string, string>>;
+}
+
+export interface ListFilter {
+  readonly states: readonly ('running' | 'paused')[];
+  readonly metadata: ReadonlyMap<string, string>;
+  /** Inclusive, milliseconds since the epoch. */
+  readonly startedAfter: number | undefined;
+  readonly template: string | undefined;
+  readonly order: 'asc' | 'desc';
+  readonly limit: number;
+  readonly nextToken: string | undefined;
+}
+
+export interface ListPage {
+  readonly sandboxes: readonly SandboxRecord[];
+  readonly nextToken: string | undefined;
+  /** Running matches before paging. */
+  readonly totalRunning: number;
+}
+
+/** What the data plane needs about a sandbox. */
+export type DataPlaneTarget =
+  | {
+      readonly kind: 'ready';
+      readonly record: SandboxRecord;
+      readonly envd: EnvdService;
+      readonly sockets: SocketGroup;
+    }
+  /** Unknown, killed, or not running. */
+  | { readonly kind: 'not-found' };
+
+/** Client sockets that belong to one generation; destroyed (reset) when it ends, after `/health` already answers 502. */
+export interface SocketGroup {
+  add(socket: { destroy(): void; once(event: 'close', listener: () => void): unknown }): void;
+}
+
+/** The lifecycle of every sandbox on this host. Errors are PlatformErrors. Work survives the caller's disconnect. */
+export interface Orchestrator extends AsyncDisposable {
+  create(request: CreateSandbox): Promise<SandboxRecord>;
+  /** Running: extends the deadline, never shortens it. `resumed` decides 200 or 201. */
+  connect(id: string, timeoutSeconds: number): Promise<{ readonly record: SandboxRecord; readonly resumed: boolean }>;
+  get(id: string): SandboxRecord;
+  list(filter: ListFilter): ListPage;
+  /** now + timeout, may shorten; 0 ends it now. */
+  setTimeout(id: string, timeoutSeconds: number): Promise<void>;
+  /** Extends only. */
+  refresh(id: string, durationSeconds: number): Promise<void>;
+  /** Never waits for a running step; joins a kill that is under way. */
+  kill(id: string, reason: string): Promise<void>;
+  target(id: string): DataPlaneTarget;
+  /** `envdAccessToken` of a secure sandbox, derived from the seed (agentenv.md section 14). */
+  accessToken(record: SandboxRecord): string | undefined;
+  /** Present when public traffic is off. */
+  trafficAccessToken(record: SandboxRecord): string | undefined;
+}

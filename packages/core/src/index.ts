@@ -4,5 +4,6 @@ export * from './ids.ts';
 export * from './log.ts';
 export * from './manifest.ts';
 export * from './network-policy.ts';
+export * from './rng.ts';
 export * from './sandbox.ts';
 export * from './state-machine.ts';

@@ -1,0 +1,4 @@
+/** Source of random bytes; cryptographic in production, seeded in tests. */
+export interface Rng {
+  bytes(length: number): Uint8Array;
+}

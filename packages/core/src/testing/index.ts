@@ -1,0 +1,2 @@
+export * from './fake-clock.ts';
+export * from './seeded-random.ts';

@@ -1,0 +1,156 @@
+import { spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { join, resolve } from 'node:path';
+import { parseArgs } from 'node:util';
+import { Sandbox } from 'e2b';
+import { freePort } from './lib/server.ts';
+import { waitUntil } from './lib/wait.ts';
+
+const HELP = `Usage: ./aenv demo
+
+Starts a server on a free loopback port, runs code in a real virtual machine through the published \`e2b\` package,
+prints the time of every step, and removes everything again. Data lives in .aenv/demo of this checkout.`;
+
+const REPOSITORY = resolve(import.meta.dirname, '..');
+const HOME = join(REPOSITORY, '.aenv/demo');
+
+/** Prints one line per step: its time in milliseconds, its name and what came out of it. */
+async function step<T>(name: string, run: () => Promise<T>, show: (value: T) => string = () => ''): Promise<T> {
+  const start = performance.now();
+  const value = await run();
+  const milliseconds = (performance.now() - start).toFixed(0).padStart(7);
+  console.log(`${milliseconds} ms  ${name.padEnd(34)} ${show(value)}`.trimEnd());
+  return value;
+}
+
+/** The server as a child of the demo, on its own port, key, home and runtime directory. */
+async function startServer() {
+  const port = await freePort();
+  const url = `http://127.0.0.1:${port}`;
+  const apiKey = `e2b_${randomBytes(20).toString('hex')}`;
+  const config = join(HOME, 'config.toml');
+  await mkdir(HOME, { recursive: true });
+  await writeFile(
+    config,
+    [
+      `api_addr = "127.0.0.1:${port}"`,
+      `home_path = "${HOME}"`,
+      `runtime_path = "/run/aenv-demo-${process.pid}"`,
+      `deps_path = "${join(REPOSITORY, '.aenv/artifacts')}"`,
+    ].join('\n'),
+  );
+  const child = spawn(process.execPath, [join(REPOSITORY, 'packages/server/src/main.ts'), '--config', config], {
+    stdio: ['ignore', 'pipe', 'pipe'],
+    env: { PATH: process.env.PATH, AENV_API_KEY: apiKey },
+  });
+  let output = '';
+  for (const stream of [child.stdout, child.stderr]) {
+    stream.setEncoding('utf8').on('data', (text: string) => {
+      output = (output + text).slice(-64 * 1024);
+    });
+  }
+  const exited = once(child, 'exit');
+  const stop = async () => {
+    if (child.exitCode === null && child.signalCode === null) child.kill('SIGTERM');
+    await exited;
+    return child.exitCode;
+  };
+  try {
+    await waitUntil(
+      async () => {
+        if (child.exitCode !== null) throw new Error(`the server exited with ${child.exitCode}:\n${output}`);
+        return (await fetch(`${url}/health`).catch(() => undefined))?.status === 204;
+      },
+      { timeout: 180_000, what: () => `the server to answer:\n${output}` },
+    );
+  } catch (error) {
+    await stop();
+    throw error;
+  }
+  return { url, apiKey, stop, output: () => output };
+}
+
+async function main(): Promise<void> {
+  const { values } = parseArgs({ options: { help: { type: 'boolean', short: 'h' } } });
+  if (values.help) {
+    console.log(HELP);
+    return;
+  }
+  const start = performance.now();
+  const server = await step('start the server', startServer, ({ url }) => url);
+  const interrupted = new AbortController();
+  for (const signal of ['SIGINT', 'SIGTERM'] as const) {
+    process.once(signal, () => interrupted.abort(new Error(`interrupted by ${signal}`)));
+  }
+  const aborted = once(interrupted.signal, 'abort').then(() => {
+    throw interrupted.signal.reason;
+  });
+  try {
+    await Promise.race([useSandbox({ apiKey: server.apiKey, apiUrl: server.url, sandboxUrl: server.url }), aborted]);
+  } catch (error) {
+    await server.stop();
+    console.error(`the end of the server's log:\n${server.output().slice(-4000)}`);
+    throw error;
+  }
+  const code = await step('stop the server', server.stop, (exit) => `exit code ${exit}`);
+  if (code !== 0) throw new Error(`the server ended with ${code}:\n${server.output().slice(-4000)}`);
+  await rm(join(HOME, 'config.toml'), { force: true });
+  console.log(`demo: ok in ${((performance.now() - start) / 1000).toFixed(1)} s`);
+}
+
+/** What a first program with the SDK does; the options are all that points it to this server. */
+async function useSandbox(server: { apiKey: string; apiUrl: string; sandboxUrl: string }): Promise<void> {
+  const sandbox = await step(
+    'create a sandbox from `base`',
+    () => Sandbox.create('base', { ...server, timeoutMs: 120_000, metadata: { purpose: 'demo' } }),
+    ({ sandboxId }) => sandboxId,
+  );
+  await step(
+    'run Python in it',
+    () => sandbox.commands.run(`python3 -c 'import platform, os; print(platform.release(), os.cpu_count(), "CPUs")'`),
+    ({ stdout }) => stdout.trim(),
+  );
+  let lines = 0;
+  await step(
+    'stream a long command',
+    () =>
+      sandbox.commands.run('for i in $(seq 1 20); do echo line $i; sleep 0.1; done', {
+        onStdout: (text) => {
+          lines += text.split('\n').length - 1;
+        },
+      }),
+    () => `${lines} lines as they came`,
+  );
+  const poem = 'The sandbox keeps what it is told.\n';
+  await step(
+    'write a file',
+    () => sandbox.files.write('poem.txt', poem),
+    ({ path }) => path,
+  );
+  const read = await step(
+    'read it back',
+    () => sandbox.files.read('poem.txt'),
+    (text) => JSON.stringify(text),
+  );
+  if (read !== poem) throw new Error(`the file came back changed: ${JSON.stringify(read)}`);
+  const listed = await step(
+    'list sandboxes',
+    () => Sandbox.list({ ...server, query: { metadata: { purpose: 'demo' } } }).nextItems(),
+    (items) => items.map((item) => `${item.sandboxId} ${item.state}`).join(', '),
+  );
+  if (!listed.some((item) => item.sandboxId === sandbox.sandboxId)) throw new Error('the sandbox is not in the list');
+  await step('set its timeout to 60 s', () => sandbox.setTimeout(60_000));
+  await step(
+    'kill it',
+    () => sandbox.kill(),
+    (killed) => (killed ? 'gone' : 'was not there'),
+  );
+  if (await sandbox.isRunning()) throw new Error('the sandbox still runs after kill');
+}
+
+main().catch((error: unknown) => {
+  console.error(`demo: failed: ${error instanceof Error ? error.message : String(error)}`);
+  process.exitCode = 1;
+});

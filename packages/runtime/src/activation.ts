@@ -1,0 +1,38 @@
+import type { Activation, GuestFile } from '@agentenv/agent';
+import type { LaunchPlan } from './backend.ts';
+import type { GuestAddressing } from './network/slot.ts';
+
+/**
+ * The first message of a generation, the same for every backend: identity files, name resolution, channel secret.
+ * `/run/e2b/.E2B_*` are what the E2B tools look for (contract e2b.md section 6); the resolver is always the slot's
+ * gateway (design section 7), which forwards to the host's.
+ */
+export function activationFor(plan: LaunchPlan, guest: GuestAddressing): Activation {
+  const { hostname, sandboxId, templateId } = plan;
+  const files: GuestFile[] = [
+    { path: '/run/e2b/.E2B_SANDBOX', mode: 0o644, content: 'true' },
+    { path: '/run/e2b/.E2B_SANDBOX_ID', mode: 0o644, content: sandboxId },
+    { path: '/run/e2b/.E2B_TEMPLATE_ID', mode: 0o644, content: templateId },
+    { path: '/etc/hostname', mode: 0o644, content: `${hostname}\n` },
+    {
+      path: '/etc/hosts',
+      mode: 0o644,
+      content: [
+        '127.0.0.1 localhost',
+        `127.0.1.1 ${hostname}`,
+        '::1 localhost ip6-localhost ip6-loopback',
+        'ff02::1 ip6-allnodes',
+        'ff02::2 ip6-allrouters',
+        '',
+      ].join('\n'),
+    },
+    { path: '/etc/resolv.conf', mode: 0o644, content: `nameserver ${guest.gatewayIpv4}\n` },
+  ];
+  return {
+    key: plan.channelKey,
+    generation: plan.instanceId,
+    resetStreams: true,
+    hostname,
+    files,
+  };
+}

@@ -1,0 +1,135 @@
+import { PlatformError, type Resources } from '@agentenv/core';
+import { activationFor } from '../activation.ts';
+import type { Backend, LaunchPlan, RootFilesystem, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import { assertRestorable, sameFingerprint } from '../fingerprint.ts';
+import { GUEST_ADDRESSING } from '../network/addressing.ts';
+import { bootImage, type GuestImage } from './guest.ts';
+import { createFakeRunning } from './running.ts';
+import { readManifest, readSnapshot, writeSnapshot } from './snapshot.ts';
+import type { FakeMachine, FakeWorld } from './world.ts';
+
+export interface FakeBackendOptions {
+  readonly world: FakeWorld;
+  /** Where prepared templates live; a name in the world's artifact store. */
+  readonly templates?: string;
+  /** What this build of the fake calls itself; another one refuses its captures. */
+  readonly fingerprint?: Readonly<Record<string, string>>;
+}
+
+const NAME = 'fake';
+const TEMPLATE_KEY = new Uint8Array(16);
+
+/** A backend without machines: deterministic, in memory, second implementation of the same contract. */
+export function createFakeBackend({
+  world,
+  templates = '/fake/templates',
+  fingerprint = { engine: 'fake-1' },
+}: FakeBackendOptions): Backend {
+  const running = new Map<string, RunningSandbox>();
+  const preparing = new Map<string, Promise<StoredSnapshot>>();
+  const warmed = new Set<string>();
+  let hits = 0;
+  let misses = 0;
+  let disposed = false;
+
+  async function prepare(rootfs: RootFilesystem, resources: Resources, directory: string): Promise<StoredSnapshot> {
+    const cached = await readManifest(world.artifacts, directory);
+    if (cached !== undefined && sameFingerprint(cached.fingerprint, fingerprint))
+      return { directory, manifest: cached };
+    await world.faults.pass('prepare');
+    const facts = { backend: NAME, fingerprint, resources, rootfs, channelKey: TEMPLATE_KEY };
+    const manifest = await writeSnapshot(world.artifacts, directory, bootImage(world.clock), {
+      ...facts,
+      createdAt: world.clock.now(),
+    });
+    return { directory, manifest };
+  }
+
+  async function start(
+    image: () => Promise<GuestImage>,
+    rootfs: { readonly path: string },
+    plan: LaunchPlan,
+    signal: AbortSignal | undefined,
+  ): Promise<RunningSandbox> {
+    if (disposed) throw new PlatformError('unavailable', 'the backend is shut down');
+    let machine: FakeMachine | undefined;
+    try {
+      await world.faults.pass('start', signal);
+      const { sandboxId, instanceId, network: policy } = plan;
+      machine = world.launch({ sandboxId, instanceId, policy, image: await image() });
+      await world.faults.pass('activate', signal);
+      machine.guest.activate(activationFor(plan, GUEST_ADDRESSING));
+      machine.guest.go();
+      await machine.guest.running(signal);
+      signal?.throwIfAborted();
+    } catch (error) {
+      machine?.end('stopped', 'the start failed');
+      throw PlatformError.fromUnknown(error, 'the sandbox could not be started');
+    }
+    const { guest } = machine;
+    const sandbox = createFakeRunning({
+      world,
+      machine,
+      plan,
+      writeSnapshot: (directory) =>
+        writeSnapshot(world.artifacts, directory, guest.image(), {
+          backend: NAME,
+          fingerprint,
+          resources: plan.resources,
+          rootfs,
+          channelKey: plan.channelKey,
+          createdAt: world.clock.now(),
+        }),
+      onGone: () => running.delete(plan.instanceId),
+    });
+    running.set(plan.instanceId, sandbox);
+    return sandbox;
+  }
+
+  return {
+    name: NAME,
+    async probe() {
+      return {
+        usable: true,
+        reasons: ['keeps sandboxes in memory and runs no real program'],
+        remedies: ['use it for tests only'],
+        isolation: 'none',
+        accelerator: 'native',
+        memorySnapshots: true,
+        kernelArguments: false,
+        speedClass: 'native',
+      };
+    },
+    async prepareTemplate(rootfs, resources, signal) {
+      signal?.throwIfAborted();
+      const { vcpus, memoryMB, diskSizeMB } = resources;
+      const directory = `${templates}/${rootfs.digest}-${vcpus}-${memoryMB}-${diskSizeMB}`;
+      let pending = preparing.get(directory);
+      if (pending === undefined) {
+        pending = prepare(rootfs, resources, directory).finally(() => preparing.delete(directory));
+        preparing.set(directory, pending);
+      }
+      return pending;
+    },
+    warm(snapshot) {
+      warmed.add(snapshot.directory);
+    },
+    create: (rootfs, plan, signal) => start(async () => bootImage(world.clock), rootfs, plan, signal),
+    async restore(snapshot, plan, signal) {
+      assertRestorable(snapshot.manifest, { backend: NAME, fingerprint });
+      if (warmed.has(snapshot.directory)) hits++;
+      else misses++;
+      return start(() => readSnapshot(world.artifacts, snapshot), snapshot.manifest.rootfs, plan, signal);
+    },
+    async reconcile() {
+      const left = [...world.machines.values()].filter(({ instanceId }) => !running.has(instanceId));
+      for (const machine of left) machine.end('stopped', 'left behind by a former server');
+      return { ended: left.length };
+    },
+    status: () => ({ pool: { ready: warmed.size, target: warmed.size, hits, misses } }),
+    async [Symbol.asyncDispose]() {
+      disposed = true;
+      await Promise.all([...running.values()].map((sandbox) => sandbox.stop()));
+    },
+  };
+}

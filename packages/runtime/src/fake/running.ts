@@ -1,0 +1,97 @@
+import { PlatformError, type SnapshotManifest } from '@agentenv/core';
+import type { LaunchPlan, RunningSandbox } from '../backend.ts';
+import { createFakeAgent } from './agent.ts';
+import type { FakeMachine, FakeWorld } from './world.ts';
+
+type Phase = 'running' | 'frozen' | 'held' | 'ended';
+
+export interface FakeRunningDeps {
+  readonly world: FakeWorld;
+  readonly machine: FakeMachine;
+  readonly plan: LaunchPlan;
+  readonly writeSnapshot: (directory: string) => Promise<SnapshotManifest>;
+  readonly onGone: () => void;
+}
+
+/** One running generation of the fake backend. */
+export function createFakeRunning({ world, machine, plan, writeSnapshot, onGone }: FakeRunningDeps): RunningSandbox {
+  const { guest } = machine;
+  const agent = createFakeAgent(guest);
+  let phase: Phase = 'running';
+  let stopping: Promise<void> | undefined;
+
+  const ended = machine.ended.then((end) => {
+    phase = 'ended';
+    onGone();
+    return end;
+  });
+
+  function expectPhase(expected: Phase, operation: string): void {
+    if (phase === expected) return;
+    throw new PlatformError('conflict', `cannot ${operation}: the generation is ${phase}`);
+  }
+
+  async function end(): Promise<void> {
+    await world.faults.pass('stop');
+    machine.end('stopped', 'stopped by the server');
+    await agent[Symbol.asyncDispose]();
+    await ended;
+  }
+
+  const sandbox: RunningSandbox = {
+    instanceId: plan.instanceId,
+    identity: { backend: 'fake', engine: machine.engine, instanceId: plan.instanceId },
+    agent,
+    ended,
+    async freeze() {
+      expectPhase('running', 'freeze');
+      phase = 'frozen';
+      guest.stop();
+    },
+    async thaw() {
+      expectPhase('frozen', 'thaw');
+      phase = 'running';
+      guest.go();
+    },
+    async capture(directory, signal) {
+      expectPhase('running', 'capture');
+      signal?.throwIfAborted();
+      phase = 'held';
+      guest.stop();
+      try {
+        await world.faults.pass('capture', signal);
+        const manifest = await writeSnapshot(directory);
+        signal?.throwIfAborted();
+        if (world.machines.get(plan.instanceId) !== machine) throw new PlatformError('sandbox_unavailable', 'it ended');
+        return { manifest, async release() {} };
+      } catch (error) {
+        if (phase === 'held') {
+          phase = 'running';
+          guest.go();
+        }
+        throw PlatformError.fromUnknown(error, 'the capture failed');
+      }
+    },
+    async release() {
+      expectPhase('held', 'release');
+      await world.faults.pass('release');
+      phase = 'running';
+      guest.go();
+    },
+    async applyNetwork(policy) {
+      if (phase === 'ended') throw new PlatformError('sandbox_unavailable', 'the sandbox has ended');
+      await world.faults.pass('network');
+      machine.policy = policy;
+    },
+    stop() {
+      stopping ??= end().catch((error: unknown) => {
+        // A failed stop may be tried again.
+        stopping = undefined;
+        throw PlatformError.fromUnknown(error, 'the stop failed');
+      });
+      return stopping;
+    },
+    [Symbol.asyncDispose]: () => sandbox.stop(),
+  };
+  return sandbox;
+}

@@ -1,0 +1,83 @@
+import type { Clock, InstanceId, NetworkPolicy, SandboxId } from '@agentenv/core';
+import { PlatformError } from '@agentenv/core';
+import type { RuntimeEnd, RuntimeEndReason } from '../backend.ts';
+import { type ArtifactStore, createMemoryArtifacts } from './artifacts.ts';
+import { createFaults, type Faults } from './faults.ts';
+import { FakeGuest, type GuestImage } from './guest.ts';
+
+/** A machine that exists on the fake host, whoever knows about it. */
+export interface FakeMachine {
+  readonly sandboxId: SandboxId;
+  readonly instanceId: InstanceId;
+  /** Unique name of its engine process. */
+  readonly engine: string;
+  readonly guest: FakeGuest;
+  readonly ended: Promise<RuntimeEnd>;
+  policy: NetworkPolicy;
+  /** Ends it: it leaves the host at once. */
+  end(reason: RuntimeEndReason, detail: string): void;
+}
+
+/** The host of fake backends: what survives when a server dies. One per simulated machine. */
+export interface FakeWorld {
+  readonly clock: Clock;
+  readonly artifacts: ArtifactStore;
+  readonly faults: Faults;
+  readonly machines: ReadonlyMap<InstanceId, FakeMachine>;
+  /** The machine of a sandbox; throws `not_found`. */
+  machineOf(sandboxId: SandboxId | string): FakeMachine;
+  launch(request: {
+    readonly sandboxId: SandboxId;
+    readonly instanceId: InstanceId;
+    readonly image: GuestImage;
+    readonly policy: NetworkPolicy;
+  }): FakeMachine;
+}
+
+export interface FakeWorldOptions {
+  readonly clock: Clock;
+  /** In memory unless given. */
+  readonly artifacts?: ArtifactStore;
+}
+
+const POWER_END = { poweroff: 'guest-poweroff', reboot: 'guest-reboot', panic: 'guest-panic' } as const;
+
+export function createFakeWorld({ clock, artifacts = createMemoryArtifacts() }: FakeWorldOptions): FakeWorld {
+  const machines = new Map<InstanceId, FakeMachine>();
+  let engines = 0;
+
+  return {
+    clock,
+    artifacts,
+    faults: createFaults(clock),
+    machines,
+    machineOf(sandboxId) {
+      for (const machine of machines.values()) if (machine.sandboxId === sandboxId) return machine;
+      throw new PlatformError('not_found', `no machine runs sandbox ${sandboxId}`);
+    },
+    launch({ sandboxId, instanceId, image, policy }) {
+      if (machines.has(instanceId)) throw new PlatformError('conflict', `instance ${instanceId} already runs`);
+      const ended = Promise.withResolvers<RuntimeEnd>();
+      const guest = new FakeGuest(image, {
+        clock,
+        onPower: (event) => machine.end(POWER_END[event], `the guest asked for it: ${event}`),
+      });
+      const machine: FakeMachine = {
+        sandboxId,
+        instanceId,
+        engine: `fake-${++engines}`,
+        guest,
+        ended: ended.promise,
+        policy,
+        end(reason, detail) {
+          if (machines.get(instanceId) !== machine) return;
+          machines.delete(instanceId);
+          guest.lose('disconnected', detail);
+          ended.resolve({ reason, detail });
+        },
+      };
+      machines.set(instanceId, machine);
+      return machine;
+    },
+  };
+}

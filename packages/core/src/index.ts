@@ -1,5 +1,7 @@
+export * from './cidr.ts';
 export * from './clock.ts';
 export * from './deadlines.ts';
+export * from './egress.ts';
 export * from './errors.ts';
 export * from './ids.ts';
 export * from './log.ts';

@@ -1,2 +1,4 @@
 export * from './fake-clock.ts';
+export * from './real-clock.ts';
+export * from './sandbox-record.ts';
 export * from './seeded-random.ts';

@@ -1,4 +1,5 @@
 export * from './activation.ts';
+export * from './artifacts.ts';
 export * from './backend.ts';
 export * from './fake/index.ts';
 export * from './fingerprint.ts';

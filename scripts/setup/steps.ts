@@ -1,0 +1,12 @@
+import { aptStep } from './apt/step.ts';
+import { guestStep, initramfsStep } from './guest-step.ts';
+import { kernelStep } from './kernel/step.ts';
+import { npmStep } from './npm-step.ts';
+import { debianStep } from './rootfs/debian-step.ts';
+import { imageStep } from './rootfs/image-step.ts';
+import type { SetupStep } from './step.ts';
+
+/** Set-up after the toolchain, in order; a step may use the results of those before it. */
+export function setupSteps(): readonly SetupStep[] {
+  return [npmStep(), aptStep(), guestStep(), kernelStep(), initramfsStep(), debianStep(), imageStep()];
+}

@@ -1,4 +1,5 @@
 export * from './admission.ts';
+export * from './bounded-call.ts';
 export * from './cidr.ts';
 export * from './clock.ts';
 export * from './deadline-queue.ts';
@@ -18,3 +19,4 @@ export * from './rng.ts';
 export * from './sandbox.ts';
 export * from './state-machine.ts';
 export * from './template-reference.ts';
+export * from './undo-stack.ts';

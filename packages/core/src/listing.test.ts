@@ -148,7 +148,7 @@ describe('sandbox index', () => {
       templateId: 'iaaaaaaaaaaaaaaaaaaaa' as SandboxRecord['templateId'],
     });
     index.put(mine);
-    index.put(sandboxRecord({ startedAt: START }));
+    index.put(sandboxRecord({ startedAt: START, id: createSandboxId(createSeededRandom(1)) }));
     expect(index.page({ ...ALL, templateId: 'iaaaaaaaaaaaaaaaaaaaa' }).sandboxes).toEqual([mine]);
     expect(index.page({ ...ALL, templateId: 'icccccccccccccccccccc' }).sandboxes).toEqual([]);
   });

@@ -1,19 +1,16 @@
-import { createSandboxId, createUuidSource, type TemplateId } from '../ids.ts';
+import type { InstanceId, SandboxId, TemplateId } from '../ids.ts';
 import { DEFAULT_NETWORK_POLICY } from '../network-policy.ts';
 import type { SandboxRecord } from '../sandbox.ts';
-import { createFakeClock } from './fake-clock.ts';
-import { createSeededRandom } from './seeded-random.ts';
 
-/** A complete, plausible record of a running sandbox; a fresh id every time unless given. */
+/** A complete, plausible record of a running sandbox, the same every time but for `changes`. */
 export function sandboxRecord(changes: Partial<SandboxRecord> = {}): SandboxRecord {
-  const rng = createSeededRandom(Math.floor(Math.random() * 0xffff_ffff));
   const startedAt = changes.startedAt ?? Date.UTC(2026, 0, 1);
   return {
-    id: createSandboxId(rng),
+    id: 'i00000000000000000001' as SandboxId,
     templateId: 'i0000000000000000base' as TemplateId,
     alias: 'base',
     state: 'running',
-    instanceId: createUuidSource({ clock: createFakeClock(startedAt), rng }).instanceId(),
+    instanceId: '019b76da-a800-7000-8000-000000000001' as InstanceId,
     createdAt: startedAt,
     startedAt,
     deadline: startedAt + 300_000,

@@ -13,16 +13,21 @@ export interface TemplateRecord {
   readonly updatedAt: number;
   readonly spawnCount: number;
   readonly lastSpawnedAt: number | undefined;
+  /** sha256 of the root file system the build was captured from; another one means a new build. */
+  readonly sourceDigest?: string | undefined;
 }
 
 /**
  * The durable record of what should exist, written before the effect. One writer: a worker thread that commits in
- * groups; a resolved promise means the write is on disk (WAL, synchronous=FULL).
+ * groups; a resolved promise means the write is on disk (WAL, synchronous=FULL). Writes take effect in the order of the
+ * calls, and a load sees every write called before it. After disposal every call is refused with `unavailable`.
  */
 export interface Ledger extends AsyncDisposable {
-  /** Every record, at start-up. Records with unknown keys load; unreadable ones are reported by `onUnreadable` and skipped. */
+  /** Every record, at start-up. Records with unknown keys load; unreadable ones are logged as errors and skipped, their rows stay. */
   loadSandboxes(): Promise<readonly SandboxRecord[]>;
+  /** Inserts or replaces. Disk full: `no_space`; nothing of it is stored then. */
   putSandbox(record: SandboxRecord): Promise<void>;
+  /** Absent is fine. */
   deleteSandbox(id: SandboxId): Promise<void>;
   loadTemplates(): Promise<readonly TemplateRecord[]>;
   putTemplate(record: TemplateRecord): Promise<void>;

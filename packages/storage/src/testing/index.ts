@@ -1,1 +1,2 @@
-export {};
+export * from '../memory-ledger.ts';
+export * from './ledger-contract.ts';

@@ -1,0 +1,57 @@
+import { type Log, PlatformError, type SandboxRecord } from '@agentenv/core';
+import type { Ledger, TemplateRecord } from './ledger.ts';
+import { decodeSandboxRecord, decodeTemplateRecord, encodeRecord } from './record-codec.ts';
+
+/** What a memory ledger writes to; outlives the ledger, so a test can open it again after a crash. */
+export interface MemoryDisk {
+  readonly sandboxes: Map<string, string>;
+  readonly templates: Map<string, string>;
+}
+
+export function createMemoryDisk(): MemoryDisk {
+  return { sandboxes: new Map(), templates: new Map() };
+}
+
+/** A ledger for tests: same records, same order, same errors as the real one, on a disk that is a map. */
+export function openMemoryLedger(options: { readonly disk: MemoryDisk; readonly log: Log }): Ledger {
+  const { disk, log } = options;
+  let closed = false;
+
+  function refuseClosed(): void {
+    if (closed) throw new PlatformError('unavailable', 'the ledger is closed');
+  }
+
+  function load<T>(table: ReadonlyMap<string, string>, decode: (json: string) => T): readonly T[] {
+    refuseClosed();
+    return [...table.entries()]
+      .sort(([left], [right]) => (left < right ? -1 : 1))
+      .flatMap(([id, json]) => {
+        try {
+          return [decode(json)];
+        } catch (error) {
+          log.error({ id, err: error }, 'a record of the ledger cannot be read and is skipped');
+          return [];
+        }
+      });
+  }
+
+  return {
+    loadSandboxes: async () => load(disk.sandboxes, decodeSandboxRecord),
+    loadTemplates: async () => load(disk.templates, decodeTemplateRecord),
+    async putSandbox(record: SandboxRecord) {
+      refuseClosed();
+      disk.sandboxes.set(record.id, encodeRecord(record));
+    },
+    async deleteSandbox(id) {
+      refuseClosed();
+      disk.sandboxes.delete(id);
+    },
+    async putTemplate(record: TemplateRecord) {
+      refuseClosed();
+      disk.templates.set(record.id, encodeRecord(record));
+    },
+    async [Symbol.asyncDispose]() {
+      closed = true;
+    },
+  };
+}

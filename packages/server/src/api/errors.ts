@@ -1,0 +1,83 @@
+import type { Socket } from 'node:net';
+import { type Log, PlatformError } from '@agentenv/core';
+import { ERROR_CATALOGUE, type ErrorCode } from '@agentenv/protocol';
+import type { components } from '@agentenv/protocol/control-plane';
+import type { FastifyReply } from 'fastify';
+
+export type ErrorBody = components['schemas']['Error'];
+
+/** The body of an error answer; `code` equals the status (contract e2b.md section 3). */
+export function errorBody(error: PlatformError): ErrorBody {
+  const { http, errorCode } = error.mapping;
+  return { code: http, message: error.message, ...(errorCode === undefined ? {} : { error_code: errorCode }) };
+}
+
+/** Answers with `error` and its headers. */
+export function sendError(reply: FastifyReply, error: PlatformError): FastifyReply {
+  if (error.retryAfterSeconds !== undefined) {
+    reply.header('retry-after', String(Math.max(1, Math.ceil(error.retryAfterSeconds))));
+  }
+  return reply.code(error.mapping.http).type('application/json; charset=utf-8').send(errorBody(error));
+}
+
+/** Status of a framework error → the code of ours with that meaning. 415 and 422 are 400 here (agentenv.md section 1). */
+const FRAMEWORK_STATUS: ReadonlyMap<number, ErrorCode> = new Map([
+  [400, 'invalid_argument'],
+  [404, 'not_found'],
+  [408, 'request_timeout'],
+  [413, 'payload_too_large'],
+  [414, 'invalid_argument'],
+  [415, 'invalid_argument'],
+  [422, 'invalid_argument'],
+  [431, 'header_too_large'],
+  [503, 'unavailable'],
+]);
+
+/** Turns whatever a route or the framework threw into a PlatformError; only client errors keep their message. */
+export function toPlatformError(caught: unknown): PlatformError {
+  if (caught instanceof Error && 'statusCode' in caught && !(caught instanceof PlatformError)) {
+    const code = FRAMEWORK_STATUS.get(Number(caught.statusCode));
+    if (code !== undefined) return new PlatformError(code, caught.message, { cause: caught });
+  }
+  return PlatformError.fromUnknown(caught);
+}
+
+/** Writes what happened at the level it deserves: our own faults as errors with their cause, the rest at debug. */
+export function logError(log: Log, error: PlatformError, route: string): void {
+  const fields = { route, code: error.code, status: error.mapping.http, details: error.details };
+  if (error.mapping.http < 500 || error.code === 'not_implemented') {
+    log.debug(fields, error.message);
+  } else {
+    log.error({ ...fields, err: error.cause ?? error }, error.message);
+  }
+}
+
+const PARSER_ERRORS: Readonly<Record<string, { code: ErrorCode; message: string }>> = {
+  HPE_HEADER_OVERFLOW: { code: 'header_too_large', message: 'the request headers are too large' },
+  ERR_HTTP_REQUEST_TIMEOUT: { code: 'request_timeout', message: 'the request did not arrive in time' },
+};
+
+/**
+ * Answers bytes that are not an HTTP request, on the bare socket, and ends the connection.
+ * Connections that broke by themselves are only let go of.
+ */
+export function answerClientError(error: NodeJS.ErrnoException, socket: Socket): void {
+  if (error.code === 'ECONNRESET' || !socket.writable || socket.bytesWritten > 0) {
+    socket.destroy();
+    return;
+  }
+  const known = PARSER_ERRORS[error.code ?? ''] ?? { code: 'invalid_argument', message: 'the request is malformed' };
+  const status = ERROR_CATALOGUE[known.code].http;
+  const body = JSON.stringify({ code: status, message: known.message } satisfies ErrorBody);
+  socket.end(
+    [
+      `HTTP/1.1 ${status} ${known.message}`,
+      'content-type: application/json; charset=utf-8',
+      `content-length: ${Buffer.byteLength(body)}`,
+      'connection: close',
+      '',
+      body,
+    ].join('\r\n'),
+    () => socket.destroySoon(),
+  );
+}

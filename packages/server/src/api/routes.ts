@@ -1,0 +1,131 @@
+import { type Clock, type Log, PlatformError } from '@agentenv/core';
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import type { Authenticate } from './authentication.ts';
+import { settleBody } from './body.ts';
+import type { Operation, Parameter, Schema } from './document.ts';
+import { sendError } from './errors.ts';
+import type { Handlers } from './operations.ts';
+import type { Validate, Validator } from './validation.ts';
+
+/** How long a client may take to send the body of a control-plane request, milliseconds. */
+const BODY_DEADLINE_MS = 30_000;
+
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    operation?: Operation;
+  }
+  interface FastifyRequest {
+    bodyDeadline: Disposable | undefined;
+  }
+}
+
+export interface RouteDependencies {
+  readonly operations: readonly Operation[];
+  readonly handlers: Handlers;
+  readonly validator: Validator;
+  readonly authenticate: Authenticate;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+type AnyHandler = (input: { body: unknown; path: unknown; query: unknown; log: Log }) => unknown;
+
+interface Answer {
+  readonly status: number;
+  readonly body?: unknown;
+  readonly headers?: Readonly<Record<string, string>>;
+}
+
+/** Makes every operation of the document a route: key, then 501 or body, validation, handler, serialisation. */
+export function registerRoutes(app: FastifyInstance, deps: RouteDependencies): void {
+  app.decorateRequest('bodyDeadline', undefined);
+  for (const operation of deps.operations) {
+    app.route({
+      method: operation.method,
+      url: operation.path.replaceAll(/\{(\w+)\}/g, ':$1'),
+      config: { operation },
+      schema: { response: Object.fromEntries(operation.responses) },
+      onRequest: (request, reply, done) => {
+        if (operation.secured) deps.authenticate(request.headers);
+        if (!operation.built) {
+          throw new PlatformError('not_implemented', `not implemented: ${operation.method} ${operation.path}`);
+        }
+        if (operation.body !== undefined) limitBodyTime(request, reply, deps.clock);
+        done();
+      },
+      handler: createHandler(operation, deps),
+    });
+  }
+}
+
+/** A body that trickles in would hold the request for ever: the listener has no time limit of its own. */
+function limitBodyTime(request: FastifyRequest, reply: FastifyReply, clock: Clock): void {
+  request.bodyDeadline = clock.timer(BODY_DEADLINE_MS, () => {
+    if (reply.sent) return;
+    sendError(
+      reply.header('connection', 'close'),
+      new PlatformError('request_timeout', 'the body did not arrive in time'),
+    );
+  });
+}
+
+function createHandler(operation: Operation, deps: RouteDependencies) {
+  const handle = deps.handlers[operation.id as keyof Handlers] as AnyHandler | undefined;
+  if (handle === undefined) {
+    if (operation.built) throw new Error(`${operation.id} is built but has no handler`);
+    return () => {
+      throw new PlatformError('not_implemented', `not implemented: ${operation.method} ${operation.path}`);
+    };
+  }
+  const { validator } = deps;
+  const checkPath = compileParameters(validator, operation.pathParameters, 'path');
+  const checkQuery = compileParameters(validator, operation.queryParameters, 'query');
+  const checkBody = operation.body && validator.compile(operation.body.schema, 'body');
+
+  return async (request: FastifyRequest, reply: FastifyReply): Promise<FastifyReply> => {
+    request.bodyDeadline?.[Symbol.dispose]();
+    checkPath?.(request.params);
+    const query = checkQuery === undefined ? {} : readQuery(operation.queryParameters, request.query);
+    checkQuery?.(query);
+    if (checkBody !== undefined) {
+      settleBody(request, operation);
+      checkBody(request.body);
+    }
+    const answer = (await handle({ body: request.body, path: request.params, query, log: deps.log })) as Answer;
+    if (answer.headers !== undefined) reply.headers(answer.headers);
+    return reply.code(answer.status).send(answer.body);
+  };
+}
+
+function compileParameters(
+  validator: Validator,
+  parameters: readonly Parameter[],
+  part: 'path' | 'query',
+): Validate | undefined {
+  if (parameters.length === 0) return undefined;
+  const schema: Schema = {
+    type: 'object',
+    properties: Object.fromEntries(parameters.map(({ name, schema }) => [name, schema])),
+    required: parameters.filter(({ required }) => required).map(({ name }) => name),
+  };
+  return validator.compile(schema, part);
+}
+
+/** The known parameters of a query; lists may be comma-joined or repeated (contract e2b.md T7), others given once. */
+function readQuery(parameters: readonly Parameter[], raw: unknown): Record<string, unknown> {
+  const given = raw as Readonly<Record<string, string | string[] | undefined>>;
+  const query: Record<string, unknown> = {};
+  for (const { name, schema } of parameters) {
+    const value = given[name];
+    if (value === undefined) continue;
+    if (schema.type === 'array') {
+      const items = [value].flat().flatMap((text) => text.split(',').filter((item) => item !== ''));
+      if (items.length > 0) query[name] = items;
+    } else if (Array.isArray(value)) {
+      throw new PlatformError('invalid_argument', `${name} is given more than once`);
+    } else {
+      query[name] = value;
+    }
+  }
+  return query;
+}

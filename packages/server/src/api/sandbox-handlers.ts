@@ -1,0 +1,101 @@
+import { MINIMUM_REFRESH_SECONDS } from '@agentenv/core';
+import type { Orchestrator } from '../orchestrator/orchestrator.ts';
+import type { Handlers } from './operations.ts';
+import { type AnswerContext, toListedSandbox, toSandbox, toSandboxDetail } from './sandbox-replies.ts';
+import {
+  checkTimeout,
+  type TimeoutRules,
+  toCreateSandbox,
+  toCreateSandboxV2,
+  toListFilter,
+  toRunningFilter,
+} from './sandbox-requests.ts';
+
+type SandboxHandlers = Pick<
+  Handlers,
+  | 'createSandbox'
+  | 'createSandboxV2'
+  | 'listRunningSandboxes'
+  | 'listSandboxes'
+  | 'getSandbox'
+  | 'deleteSandbox'
+  | 'connectSandbox'
+  | 'connectSandboxV2'
+  | 'setSandboxTimeout'
+  | 'refreshSandbox'
+>;
+
+export interface SandboxHandlerDependencies {
+  readonly orchestrator: Orchestrator;
+  readonly timeouts: TimeoutRules;
+  /** First of the configured sandbox domains. */
+  readonly domain: string | undefined;
+}
+
+/** Handlers of the sandbox routes; v1 and v2 differ in their defaults only. */
+export function createSandboxHandlers({ orchestrator, timeouts, domain }: SandboxHandlerDependencies): SandboxHandlers {
+  const context: AnswerContext = {
+    domain,
+    accessToken: (record) => orchestrator.accessToken(record),
+    trafficAccessToken: (record) => orchestrator.trafficAccessToken(record),
+  };
+
+  const create = async (request: Parameters<Orchestrator['create']>[0]) => {
+    const record = await orchestrator.create(request);
+    return {
+      status: 201 as const,
+      body: toSandbox(record, context),
+      headers: { 'x-agentenv-sandbox-id': record.id },
+    };
+  };
+
+  const connect = async (id: string, timeout: number | null | undefined, defaultSeconds: number) => {
+    const { record, resumed } = await orchestrator.connect(id, checkTimeout(timeout ?? defaultSeconds, timeouts));
+    return { status: resumed ? (201 as const) : (200 as const), body: toSandbox(record, context) };
+  };
+
+  return {
+    createSandbox: ({ body }) => create(toCreateSandbox(body, timeouts)),
+    createSandboxV2: ({ body }) => create(toCreateSandboxV2(body, timeouts)),
+
+    connectSandbox: ({ path, body }) => connect(path.sandboxID, body.timeout, timeouts.defaultSeconds),
+    connectSandboxV2: ({ path, body }) => connect(path.sandboxID, body.timeout, timeouts.defaultV2Seconds),
+
+    listRunningSandboxes: ({ query }) => ({
+      status: 200,
+      body: orchestrator.list(toRunningFilter(query)).sandboxes.map(toListedSandbox),
+    }),
+
+    listSandboxes: ({ query }) => {
+      const filter = toListFilter(query);
+      const page = orchestrator.list(filter);
+      return {
+        status: 200,
+        body: page.sandboxes.map(toListedSandbox),
+        headers: {
+          ...(page.nextToken === undefined ? {} : { 'x-next-token': page.nextToken }),
+          ...(filter.states.includes('running') ? { 'x-total-running': String(page.totalRunning) } : {}),
+        },
+      };
+    },
+
+    getSandbox: ({ path }) => ({ status: 200, body: toSandboxDetail(orchestrator.get(path.sandboxID), context) }),
+
+    deleteSandbox: async ({ path }) => {
+      await orchestrator.kill(path.sandboxID, 'deleted by request');
+      return { status: 204 };
+    },
+
+    setSandboxTimeout: async ({ path, body }) => {
+      const seconds = checkTimeout(body.timeout ?? timeouts.defaultSeconds, timeouts);
+      await orchestrator.setTimeout(path.sandboxID, seconds);
+      return { status: 204 };
+    },
+
+    refreshSandbox: async ({ path, body }) => {
+      const seconds = body.duration ?? timeouts.defaultSeconds;
+      await orchestrator.refresh(path.sandboxID, Math.max(MINIMUM_REFRESH_SECONDS, seconds));
+      return { status: 204 };
+    },
+  };
+}

@@ -1,0 +1,107 @@
+import { canonicalRules, type NetworkPolicy, PlatformError, parseCidr, parseMetadataFilter } from '@agentenv/core';
+import type { components } from '@agentenv/protocol/control-plane';
+import type { CreateSandbox, ListFilter } from '../orchestrator/orchestrator.ts';
+import type { OperationInput } from './operations.ts';
+
+type NewSandbox = components['schemas']['NewSandbox'];
+type NewSandboxV2 = components['schemas']['NewSandboxV2'];
+
+/** The durations requests are measured by, seconds. */
+export interface TimeoutRules {
+  /** Of the v1 routes, when the client gives none. */
+  readonly defaultSeconds: number;
+  /** Of the v2 routes, when the client gives none. */
+  readonly defaultV2Seconds: number;
+  readonly maximumSeconds: number;
+}
+
+/** A v1 create: secure only when asked for. */
+export function toCreateSandbox(body: NewSandbox, rules: TimeoutRules): CreateSandbox {
+  const secure = body.secure ?? false;
+  if (body.network?.allowPublicTraffic === false && !secure) {
+    throw new PlatformError('invalid_argument', 'network.allowPublicTraffic: false needs secure: true');
+  }
+  return { ...toCommon(body, rules.defaultSeconds, rules), secure };
+}
+
+/** A v2 create: always secure. */
+export function toCreateSandboxV2(body: NewSandboxV2, rules: TimeoutRules): CreateSandbox {
+  return { ...toCommon(body, rules.defaultV2Seconds, rules), secure: true };
+}
+
+function toCommon(body: NewSandboxV2, defaultSeconds: number, rules: TimeoutRules): Omit<CreateSandbox, 'secure'> {
+  if (body.autoPauseMemory === false && body.autoPause !== true) {
+    throw new PlatformError('invalid_argument', 'autoPauseMemory: false needs autoPause: true');
+  }
+  return {
+    template: body.templateID,
+    timeoutSeconds: checkTimeout(body.timeout ?? defaultSeconds, rules),
+    onTimeout: body.autoPause === true ? 'pause' : 'kill',
+    autoResume: body.autoResume?.enabled ?? false,
+    network: toNetworkPolicy(body),
+    metadata: body.metadata ?? {},
+    envVars: body.envVars ?? {},
+  };
+}
+
+/** Returns `seconds` unless it is above the maximum; the field is called `timeout` everywhere. */
+export function checkTimeout(seconds: number, rules: TimeoutRules): number {
+  if (seconds > rules.maximumSeconds) {
+    const hours = Math.floor(rules.maximumSeconds / 3600);
+    throw new PlatformError(
+      'invalid_argument',
+      `timeout cannot be greater than ${hours >= 1 ? `${hours} hours` : `${rules.maximumSeconds} seconds`}`,
+    );
+  }
+  return seconds;
+}
+
+function toNetworkPolicy(body: NewSandboxV2): NetworkPolicy {
+  const { allowOut, denyOut, allowPublicTraffic, maskRequestHost } = body.network ?? {};
+  const domain = allowOut?.find(isDomain);
+  if (domain !== undefined) {
+    throw new PlatformError('unsupported_field', `not supported: network.allowOut with the domain '${domain}'`);
+  }
+  return {
+    allowInternetAccess: body.allow_internet_access ?? undefined,
+    allowOut: canonicalRules(allowOut ?? [], 'network.allowOut'),
+    denyOut: canonicalRules(denyOut ?? [], 'network.denyOut'),
+    allowPublicTraffic: allowPublicTraffic ?? true,
+    maskRequestHost: maskRequestHost ?? undefined,
+  };
+}
+
+/** A name, perhaps with a wildcard in front; what is neither that nor an address is refused as malformed elsewhere. */
+function isDomain(rule: string): boolean {
+  return parseCidr(rule) === undefined && /^(?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?$/.test(rule) && /[a-z]/i.test(rule);
+}
+
+/** The filter of the paged list (contract e2b.md 4, query of route 3). */
+export function toListFilter(query: OperationInput<'listSandboxes'>['query']): ListFilter {
+  const template = query.template;
+  if (template?.includes(':') === true) {
+    throw new PlatformError('invalid_argument', 'template must be an id or a name without a tag');
+  }
+  return {
+    states: query.state === undefined ? ['running', 'paused'] : [...new Set(query.state)],
+    metadata: parseMetadataFilter(query.metadata),
+    startedAfter: query.startedAfter === undefined ? undefined : Date.parse(query.startedAfter),
+    template,
+    order: query.order ?? 'desc',
+    limit: query.limit ?? 100,
+    nextToken: query.nextToken,
+  };
+}
+
+/** The filter of the old list: every running sandbox in one answer. */
+export function toRunningFilter(query: OperationInput<'listRunningSandboxes'>['query']): ListFilter {
+  return {
+    states: ['running'],
+    metadata: parseMetadataFilter(query.metadata),
+    startedAfter: undefined,
+    template: undefined,
+    order: 'desc',
+    limit: Number.MAX_SAFE_INTEGER,
+    nextToken: undefined,
+  };
+}

@@ -1,0 +1,114 @@
+import { timingSafeEqual } from 'node:crypto';
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import { PlatformError, type SandboxRecord } from '@agentenv/core';
+import { ENVD_PORT, HEADERS } from '@agentenv/protocol';
+import type { HttpMetrics, RouteSource } from '../observability/metrics.ts';
+import type { DataPlaneTarget, Orchestrator, SocketGroup } from '../orchestrator/orchestrator.ts';
+import { answerTo, type DataPlaneProblem, writeAnswer } from './answers.ts';
+import { createRouting, type Routing } from './routing.ts';
+
+export interface DataPlaneDependencies {
+  readonly orchestrator: Pick<Orchestrator, 'get' | 'target' | 'accessToken' | 'trafficAccessToken'>;
+  /** Domains whose names `{port}-{sandboxID}.{domain}` lead to sandboxes. */
+  readonly domains: readonly string[];
+  readonly metrics: HttpMetrics;
+}
+
+/** Paths of port 49983 that the platform keeps to itself (contract e2b.md section 7). */
+const RESERVED_PATHS = new Set(['/init', '/freeze', '/unfreeze', '/collapse', '/fsfreeze', '/fsthaw', '/upgrade']);
+
+type SandboxRouting = Extract<Routing, { kind: 'sandbox' }>;
+type ReadyTarget = Extract<DataPlaneTarget, { kind: 'ready' }>;
+
+/** Takes a request if it is for a sandbox; false leaves it to the control plane. */
+export type DataPlane = (request: IncomingMessage, response: ServerResponse) => boolean;
+
+export function createDataPlane({ orchestrator, domains, metrics }: DataPlaneDependencies): DataPlane {
+  const route = createRouting(domains);
+
+  /** What stands between the request and the sandbox, or the sandbox. */
+  const admit = (request: IncomingMessage, routing: SandboxRouting): DataPlaneProblem | ReadyTarget => {
+    const target = orchestrator.target(routing.sandboxId);
+    if (target.kind === 'not-found') {
+      return { kind: exists(orchestrator, routing.sandboxId) ? 'not-proxyable' : 'not-found' };
+    }
+    if (!isAuthorized(request, routing, target.record)) return { kind: 'unauthorized' };
+    if (routing.port !== ENVD_PORT) return { kind: 'ingress-not-built', port: routing.port };
+    if (isReserved(routing.url)) return { kind: 'reserved-path' };
+    return target;
+  };
+
+  /** envd checks its own token for E2B clients, which may also sign URLs; the other family has the rule of 15.2. */
+  const isAuthorized = (request: IncomingMessage, { family, port }: SandboxRouting, record: SandboxRecord): boolean => {
+    if (port === ENVD_PORT) {
+      const token = orchestrator.accessToken(record);
+      return family === 'e2b' || token === undefined || equals(request.headers[HEADERS.accessToken], token);
+    }
+    if (record.network.allowPublicTraffic) return true;
+    const token = orchestrator.trafficAccessToken(record);
+    return token !== undefined && equals(request.headers[HEADERS.trafficAccessToken], token);
+  };
+
+  return (request, response) => {
+    const routing = route(request);
+    if (routing.kind === 'control-plane') return false;
+    measure(request, response, routing.source, metrics);
+    if (routing.kind === 'bad') {
+      writeAnswer(response, answerTo({ kind: 'bad-routing', reason: routing.reason }, routing.family, ''));
+      return true;
+    }
+    const admitted = admit(request, routing);
+    if (admitted.kind !== 'ready') {
+      writeAnswer(response, answerTo(admitted, routing.family, routing.sandboxId));
+      return true;
+    }
+    request.url = routing.url;
+    join(admitted.sockets, request, response);
+    admitted.envd.handle(request, response);
+    return true;
+  };
+}
+
+/**
+ * Lets the end of the sandbox reset the connection, for as long as this exchange lasts: a client may use the same
+ * connection for other sandboxes and for the control plane. A reset and not an orderly end tells clients that the
+ * answer is not complete (contract e2b.md T48).
+ */
+function join(group: SocketGroup, request: IncomingMessage, response: ServerResponse): void {
+  const { socket } = request;
+  group.add({
+    destroy: () => {
+      socket.resetAndDestroy();
+    },
+    once: (event, listener) => response.once(event, listener),
+  });
+}
+
+function measure(request: IncomingMessage, response: ServerResponse, source: RouteSource, metrics: HttpMetrics): void {
+  const start = performance.now();
+  response.once('close', () => {
+    metrics.observe(request.method ?? '', 'sandbox', source, response.statusCode, (performance.now() - start) / 1000);
+  });
+}
+
+function exists(orchestrator: Pick<Orchestrator, 'get'>, id: string): boolean {
+  try {
+    orchestrator.get(id);
+    return true;
+  } catch (error) {
+    if (error instanceof PlatformError && error.code === 'not_found') return false;
+    throw error;
+  }
+}
+
+function isReserved(url: string): boolean {
+  const path = url.split('?', 1)[0] ?? '';
+  return RESERVED_PATHS.has(`/${path.split('/').filter(Boolean).join('/')}`);
+}
+
+function equals(given: string | string[] | undefined, expected: string): boolean {
+  if (typeof given !== 'string') return false;
+  const left = Buffer.from(given);
+  const right = Buffer.from(expected);
+  return left.length === right.length && timingSafeEqual(left, right);
+}

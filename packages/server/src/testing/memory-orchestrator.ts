@@ -1,0 +1,96 @@
+import { createSandboxId, createSandboxIndex, PlatformError, type Rng, type SandboxRecord } from '@agentenv/core';
+import { sandboxRecord } from '@agentenv/core/testing';
+import type { CreateSandbox, DataPlaneTarget, Orchestrator } from '../orchestrator/orchestrator.ts';
+import { deriveAccessToken, deriveTrafficAccessToken } from '../secrets/tokens.ts';
+
+const SEED = 'seed-of-a-test';
+
+/** Records of sandboxes without anything that runs: what the HTTP front needs to be tested alone. */
+export interface MemoryOrchestrator extends Orchestrator {
+  /** Every call of a method that changes something, in order. */
+  readonly calls: { readonly method: string; readonly arguments: readonly unknown[] }[];
+  /** The next changing call fails with this. */
+  failNext(error: unknown): void;
+  /** Forgets everything, calls included. */
+  clear(): void;
+  /** Replaces or adds a record. */
+  put(record: SandboxRecord): void;
+  /** What `target` answers for an id; `not-found` unless set. */
+  setTarget(id: string, target: DataPlaneTarget): void;
+}
+
+export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now: () => number }): MemoryOrchestrator {
+  const index = createSandboxIndex();
+  const targets = new Map<string, DataPlaneTarget>();
+  const calls: MemoryOrchestrator['calls'] = [];
+  let failure: { readonly error: unknown } | undefined;
+
+  const record = (method: string, ...args: readonly unknown[]): void => {
+    calls.push({ method, arguments: args });
+    const failing = failure;
+    failure = undefined;
+    if (failing !== undefined) throw failing.error;
+  };
+  const get = (id: string): SandboxRecord => {
+    const found = index.get(id);
+    if (found === undefined) throw new PlatformError('not_found', `sandbox '${id}' not found`);
+    return found;
+  };
+
+  return {
+    calls,
+    failNext(error) {
+      failure = { error };
+    },
+    clear() {
+      for (const { id } of index.all()) index.delete(id);
+      targets.clear();
+      calls.length = 0;
+      failure = undefined;
+    },
+    put: (sandbox) => index.put(sandbox),
+    setTarget: (id, target) => targets.set(id, target),
+    async create(request: CreateSandbox) {
+      record('create', request);
+      if (request.template !== 'base') {
+        throw new PlatformError('not_found', `template '${request.template}' not found`);
+      }
+      const sandbox = sandboxRecord({
+        id: createSandboxId(deps.rng),
+        startedAt: deps.now(),
+        deadline: deps.now() + request.timeoutSeconds * 1000,
+        timeoutSeconds: request.timeoutSeconds,
+        secure: request.secure,
+        network: request.network,
+        metadata: request.metadata,
+        envVars: request.envVars,
+      });
+      index.put(sandbox);
+      return sandbox;
+    },
+    async connect(id, timeoutSeconds) {
+      record('connect', id, timeoutSeconds);
+      return { record: get(id), resumed: get(id).state === 'paused' };
+    },
+    get,
+    list: (filter) => index.page({ ...filter, templateId: filter.template }),
+    async setTimeout(id, timeoutSeconds) {
+      record('setTimeout', id, timeoutSeconds);
+      get(id);
+    },
+    async refresh(id, durationSeconds) {
+      record('refresh', id, durationSeconds);
+      get(id);
+    },
+    async kill(id, reason) {
+      record('kill', id, reason);
+      index.delete(get(id).id);
+      targets.delete(id);
+    },
+    target: (id) => targets.get(id) ?? { kind: 'not-found' },
+    accessToken: (sandbox) => (sandbox.secure ? deriveAccessToken(SEED, sandbox.id) : undefined),
+    trafficAccessToken: (sandbox) =>
+      sandbox.network.allowPublicTraffic ? undefined : deriveTrafficAccessToken(SEED, sandbox.id),
+    async [Symbol.asyncDispose]() {},
+  };
+}

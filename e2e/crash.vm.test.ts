@@ -1,0 +1,120 @@
+import { existsSync, readdirSync } from 'node:fs';
+import { Sandbox } from 'e2b';
+import { afterAll, beforeAll, describe, expect, it, onTestFinished } from 'vitest';
+import { enginePid, engines, enginesSince, ledgerIds } from './lib/host.ts';
+import { startServer, type TestServer } from './lib/server.ts';
+import { waitUntil } from './lib/wait.ts';
+
+let server: TestServer;
+const before = engines();
+beforeAll(async () => {
+  server = await startServer();
+});
+afterAll(async () => {
+  await server.stop();
+  await server[Symbol.asyncDispose]();
+  expect(enginesSince(before)).toEqual([]);
+});
+
+const create = (metadata: Record<string, string> = {}) =>
+  Sandbox.create('base', { ...server.sdk, timeoutMs: 600_000, metadata });
+
+describe('twenty at once', () => {
+  it('every create answers, each sandbox runs a command of its own, all are gone after kill', {
+    timeout: 400_000,
+  }, async () => {
+    const sandboxes = await Promise.all(Array.from({ length: 20 }, (_, index) => create({ index: String(index) })));
+    expect(new Set(sandboxes.map(({ sandboxId }) => sandboxId)).size).toBe(20);
+    const outputs = await Promise.all(
+      sandboxes.map((sandbox, index) => sandbox.commands.run(`echo ${index} > mine; cat mine`, { timeoutMs: 0 })),
+    );
+    expect(outputs.map(({ stdout }) => stdout)).toEqual(sandboxes.map((_, index) => `${index}\n`));
+    expect(await Promise.all(sandboxes.map((sandbox) => sandbox.kill()))).toEqual(sandboxes.map(() => true));
+    expect(await Sandbox.list(server.sdk).nextItems()).toEqual([]);
+    expect(ledgerIds(server)).toEqual([]);
+  });
+});
+
+describe('the end of one machine ends exactly that sandbox', () => {
+  const endings: Record<string, { readonly reason: RegExp; readonly end: (sandbox: Sandbox) => Promise<unknown> }> = {
+    'kill -9 of its engine': {
+      reason: /engine-died/,
+      end: async (sandbox) => process.kill(enginePid(server, sandbox.sandboxId), 'SIGKILL'),
+    },
+    'a kernel panic': {
+      reason: /guest-panic/,
+      end: (sandbox) => sandbox.commands.run('echo c > /proc/sysrq-trigger', { user: 'root', background: true }),
+    },
+    poweroff: {
+      reason: /guest-poweroff/,
+      end: (sandbox) => sandbox.commands.run('poweroff', { user: 'root', background: true }),
+    },
+    reboot: {
+      reason: /guest-reboot/,
+      end: (sandbox) => sandbox.commands.run('sudo reboot', { background: true }),
+    },
+  };
+
+  it.each(Object.entries(endings))('%s', async (_, { reason, end }) => {
+    const neighbour = await create();
+    const doomed = await create();
+    onTestFinished(async () => {
+      await neighbour.kill();
+      await doomed.kill();
+    });
+    const pid = enginePid(server, doomed.sandboxId);
+    // The client's stream breaks with its machine; that is the point.
+    await end(doomed).catch(() => undefined);
+    const ended = performance.now();
+    await waitUntil(async () => !(await doomed.isRunning()), { timeout: 20_000, what: 'the sandbox to be gone' });
+    const listed = (await Sandbox.list(server.sdk).nextItems()).map(({ sandboxId }) => sandboxId);
+    expect(listed).toContain(neighbour.sandboxId);
+    expect(listed).not.toContain(doomed.sandboxId);
+    await waitUntil(() => !existsSync(`/proc/${pid}/exe`), { timeout: 5_000, what: 'the engine to be gone' });
+    expect(performance.now() - ended).toBeLessThan(6_000);
+    expect((await neighbour.commands.run('echo alive')).stdout).toBe('alive\n');
+    const line = server
+      .output()
+      .split('\n')
+      .find((text) => text.includes(doomed.sandboxId) && reason.test(text));
+    expect(line, 'the reason is in the log').toBeDefined();
+    expect(ledgerIds(server)).not.toContain(doomed.sandboxId);
+  });
+});
+
+describe('kill -9 of the server', () => {
+  it('leaves no orphan after its restart, and the next create works', { timeout: 300_000 }, async () => {
+    const victims = await Promise.all([create(), create()]);
+    // One more create is under way when the server dies.
+    const interrupted = create().catch(() => undefined);
+    await waitUntil(() => ledgerIds(server).length === 3, { timeout: 10_000, what: 'the third record' });
+    await server.kill9();
+    await interrupted;
+    expect(enginesSince(before).length).toBeGreaterThanOrEqual(victims.length);
+    await server.restart();
+    expect(await Sandbox.list(server.sdk).nextItems()).toEqual([]);
+    expect(ledgerIds(server)).toEqual([]);
+    for (const victim of victims) expect(await victim.isRunning()).toBe(false);
+    const fresh = await create();
+    expect((await fresh.commands.run('echo again')).stdout).toBe('again\n');
+    await fresh.kill();
+  });
+});
+
+describe('start and stop', () => {
+  it('a second server refuses the home of a running one', async () => {
+    await expect(startServer({ home: server.home })).rejects.toThrow(/in use|locked|another server/i);
+    expect((await fetch(`${server.url}/health`)).status).toBe(204);
+  });
+
+  it('SIGTERM ends every sandbox, exits 0 and leaves nothing behind', { timeout: 200_000 }, async () => {
+    const others = engines();
+    await using own = await startServer();
+    await Sandbox.create('base', { ...own.sdk, timeoutMs: 600_000 });
+    expect(enginesSince(others).length).toBeGreaterThan(0);
+    expect(await own.stop()).toBe(0);
+    expect(enginesSince(others)).toEqual([]);
+    expect(existsSync(own.runtime) ? readdirSync(own.runtime) : []).toEqual([]);
+    expect(ledgerIds(own)).toEqual([]);
+  });
+});

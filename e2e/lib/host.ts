@@ -1,0 +1,85 @@
+import { readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import type { TestServer } from './server.ts';
+
+/** Command lines of all live processes (zombies have none), by pid. */
+export function commandLines(): Map<number, string> {
+  const found = new Map<number, string>();
+  for (const entry of readdirSync('/proc')) {
+    if (!/^\d+$/.test(entry)) continue;
+    try {
+      const line = readFileSync(`/proc/${entry}/cmdline`, 'utf8').replaceAll('\0', ' ').trim();
+      if (line !== '') found.set(Number(entry), line);
+    } catch {
+      // It ended while we looked.
+    }
+  }
+  return found;
+}
+
+/** QEMU processes, by pid, that were not there before. */
+export function enginesSince(before: ReadonlySet<number>): number[] {
+  return [...commandLines()].filter(([pid, line]) => !before.has(pid) && /qemu-system-/.test(line)).map(([pid]) => pid);
+}
+
+export function engines(): Set<number> {
+  return new Set(enginesSince(new Set()));
+}
+
+/** The engine's pid of a running sandbox, as the server's ledger has it. */
+export function enginePid(server: TestServer, sandboxId: string): number {
+  using database = openLedger(server);
+  const row = database.handle.prepare('SELECT record FROM sandboxes WHERE id = ?').get(sandboxId);
+  const record = JSON.parse(String(row?.record)) as { runtime?: Record<string, unknown> };
+  const pid = findPid(record.runtime);
+  if (pid === undefined) throw new Error(`the ledger knows no engine of ${sandboxId}: ${JSON.stringify(record)}`);
+  return pid;
+}
+
+/** Ids the ledger holds. */
+export function ledgerIds(server: TestServer): string[] {
+  using database = openLedger(server);
+  return database.handle
+    .prepare('SELECT id FROM sandboxes')
+    .all()
+    .map((row) => String(row.id));
+}
+
+function openLedger(server: TestServer): Disposable & { readonly handle: DatabaseSync } {
+  const file = readdirSync(server.home).find((name) => /^ledger.*\.(db|sqlite)$/.test(name)) ?? 'ledger.db';
+  const handle = new DatabaseSync(join(server.home, file), { readOnly: true });
+  return { handle, [Symbol.dispose]: () => handle.close() };
+}
+
+function findPid(value: unknown): number | undefined {
+  if (typeof value !== 'object' || value === null) return undefined;
+  if ('pid' in value && typeof value.pid === 'number') return value.pid;
+  for (const inner of Object.values(value)) {
+    const pid = findPid(inner);
+    if (pid !== undefined) return pid;
+  }
+  return undefined;
+}
+
+/** Resident bytes of a process. */
+export function residentBytes(pid: number): number {
+  return Number(/^VmRSS:\s+(\d+)/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1]) * 1024;
+}
+
+/** Highest resident size of a process since it started, bytes. */
+export function peakResidentBytes(pid: number): number {
+  return Number(/^VmHWM:\s+(\d+)/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1]) * 1024;
+}
+
+/** Proportional set size of a process, bytes. */
+export function proportionalBytes(pid: number): number {
+  return Number(/^Pss:\s+(\d+)/m.exec(readFileSync(`/proc/${pid}/smaps_rollup`, 'utf8'))?.[1]) * 1024;
+}
+
+/** CPU seconds a process has used. */
+export function cpuSeconds(pid: number): number {
+  const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+  return (Number(fields[11]) + Number(fields[12])) / 100;
+}

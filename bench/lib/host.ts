@@ -1,5 +1,5 @@
-import { cpus, release, totalmem } from 'node:os';
 import { existsSync } from 'node:fs';
+import { cpus, release, totalmem } from 'node:os';
 
 /** The machine in one line, so that no figure travels without it. */
 export function describeHost(): string {

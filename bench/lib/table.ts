@@ -42,5 +42,12 @@ export function formatTable(rows: readonly BenchRow[]): string {
     ]),
   ];
   const widths = header.map((_, column) => Math.max(...cells.map((line) => line[column]?.length ?? 0)));
-  return cells.map((line) => line.map((cell, column) => cell.padEnd(widths[column] ?? 0)).join('  ').trimEnd()).join('\n');
+  return cells
+    .map((line) =>
+      line
+        .map((cell, column) => cell.padEnd(widths[column] ?? 0))
+        .join('  ')
+        .trimEnd(),
+    )
+    .join('\n');
 }

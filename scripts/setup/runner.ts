@@ -50,7 +50,7 @@ export async function runSteps(
 }
 
 /** The result of a finished step whose inputs and files are unchanged, or undefined. */
-async function currentResult(
+export async function currentResult(
   step: SetupStep,
   context: SetupContext,
   earlier: StepResults,
@@ -74,7 +74,13 @@ async function currentResult(
 export async function runStep(step: SetupStep, context: SetupContext, earlier: StepResults): Promise<void> {
   await rm(stampPath(step, context), { force: true });
   const key = await step.key?.(context, earlier);
-  const result = await step.run(context, earlier);
+  let result: StepResult;
+  try {
+    result = await step.run(context, earlier);
+  } finally {
+    // By whoever made it: an ordinary user cannot remove what a step left behind as root.
+    await rm(join(context.paths.scratch, step.name), { recursive: true, force: true });
+  }
   if (key === undefined) return;
   const stamp: Stamp = { key, result };
   await writeFileAtomically(stampPath(step, context), `${JSON.stringify(stamp, null, 2)}\n`);

@@ -1,4 +1,4 @@
-import { mkdir, rename, rm, stat } from 'node:fs/promises';
+import { rename, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { sha256 } from '../../lib/files.ts';
 import { debianSourceLines, parseSources, SOURCE_FORMAT } from '../apt/depends.ts';
@@ -65,9 +65,7 @@ async function bootstrap(context: SetupContext): Promise<StepResult> {
     timeoutMs: 1_800_000,
   });
   const file = `debian-${RELEASE}.tar`;
-  await mkdir(context.paths.artifacts, { recursive: true });
   await rename(archive, join(context.paths.artifacts, file));
-  await rm(work, { recursive: true });
   const { size } = await stat(join(context.paths.artifacts, file));
   return { files: { [file]: size }, facts: { debianFile: file } };
 }

@@ -117,7 +117,6 @@ async function makeImage(context: SetupContext, earlier: StepResults): Promise<S
   const contentDigest = await sha256File(image);
   await chmod(image, 0o444);
   await rename(image, join(context.paths.artifacts, file));
-  await rm(work, { recursive: true });
   return {
     files: { [file]: size },
     facts: { rootfsFile: file, rootfsDigest: digest, rootfsContentDigest: contentDigest },

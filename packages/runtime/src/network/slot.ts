@@ -19,7 +19,10 @@ export interface NetworkSlot {
   readonly networkNamespacePath: string;
   /** Address inside the slot's namespace that host-side services of an operator can use. */
   readonly hostInteractionIp: string;
-  /** Name of the tap device inside the namespace, owned by `uid`. */
+  /**
+   * Name of the persistent tap device inside the namespace, owned by `uid`. `/dev/net/tun` is root's alone, so the engine
+   * does not open it: the launcher attaches while it is still root (`aenv-launch --tap FD=NAME`) and hands the descriptor over.
+   */
   readonly tap: string;
   /** Unprivileged uid and gid that own the tap and run the engine of this slot; unique per slot. */
   readonly uid: number;

@@ -1,0 +1,112 @@
+import { isIPv4 } from 'node:net';
+import type { Clock, Log } from '@agentenv/core';
+import type { Namespaces } from './namespaces.ts';
+import { createFixedResolvers, createHostResolvers, type ResolverChoice } from './resolvers.ts';
+import { hostAddressesTransaction, resolverTransaction } from './ruleset.ts';
+import { createNoUplink, createPastaUplink, endLeftoverPasta, LOOPBACK_RESOLVER } from './uplink.ts';
+
+export interface GatewayOptions {
+  readonly namespaces: Namespaces;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly uplink: 'pasta' | 'none';
+  readonly dnsServers?: readonly string[];
+  readonly hostAddresses: () => readonly string[];
+  readonly uplinkWrapper?: readonly string[];
+}
+
+/** The namespace all slots leave through: forwarding, the uplink and the way to the resolver. */
+export interface Gateway extends AsyncDisposable {
+  /** Reads the host's resolvers and addresses again and puts what changed in force. */
+  refresh(): Promise<void>;
+}
+
+/** Removes what a former server left, then builds the gateway; resolves when its uplink is ready. */
+export async function createGateway(options: GatewayOptions): Promise<Gateway> {
+  const { namespaces, clock, log, dnsServers, hostAddresses, uplinkWrapper } = options;
+  const gatewayPath = namespaces.path('gateway');
+  const pidFile = namespaces.path('pasta.pid');
+  await endLeftoverPasta(pidFile, gatewayPath);
+  const leftovers = await namespaces.leftovers();
+  if (leftovers.length > 0) {
+    log.info({ leftovers }, 'removing the network namespaces of a former server');
+    await namespaces.deleteFiles(leftovers);
+  }
+  await namespaces.createGateway();
+  const uplink =
+    options.uplink === 'none'
+      ? createNoUplink()
+      : createPastaUplink({ gatewayPath, pidFile, clock, log, ...(uplinkWrapper && { wrapper: uplinkWrapper }) });
+
+  let inForce = { resolver: '', addresses: '' };
+  let refreshing: Promise<void> | undefined;
+  let again = false;
+  let disposed = false;
+
+  const resolvers =
+    dnsServers === undefined || dnsServers.length === 0
+      ? createHostResolvers({ onChange, log })
+      : createFixedResolvers(dnsServers);
+
+  async function apply(): Promise<void> {
+    const choice = await resolvers.read();
+    const resolver = resolverAddress(choice);
+    if (resolver !== inForce.resolver) {
+      await namespaces.nft(gatewayPath, resolverTransaction(resolver === '' ? undefined : resolver));
+      // It reads the host's resolver at its own start.
+      if (choice.kind === 'loopback' && inForce.resolver !== '') uplink.restart();
+      log.info({ resolver: choice }, 'sandboxes use this resolver');
+      inForce = { ...inForce, resolver };
+    }
+    const addresses = [...new Set(hostAddresses())].sort();
+    if (addresses.join() !== inForce.addresses) {
+      const ipv4 = addresses.filter((address) => isIPv4(address));
+      const ipv6 = addresses.filter((address) => !isIPv4(address));
+      await namespaces.nft(gatewayPath, hostAddressesTransaction(ipv4, ipv6));
+      inForce = { ...inForce, addresses: addresses.join() };
+    }
+  }
+
+  /** One at a time; a change during a refresh makes one more. */
+  async function refresh(): Promise<void> {
+    again = true;
+    refreshing ??= (async () => {
+      try {
+        while (again && !disposed) {
+          again = false;
+          await apply();
+        }
+      } finally {
+        refreshing = undefined;
+      }
+    })();
+    return refreshing;
+  }
+
+  function onChange(): void {
+    refresh().catch((error: unknown) => log.warn({ error }, 'a change of the resolvers could not be put in force'));
+  }
+
+  const gateway: Gateway = {
+    refresh,
+    async [Symbol.asyncDispose]() {
+      disposed = true;
+      resolvers[Symbol.dispose]();
+      await refreshing?.catch(() => {});
+      await uplink[Symbol.asyncDispose]();
+      await namespaces.deleteFiles([gatewayPath]);
+    },
+  };
+  try {
+    await Promise.all([refresh(), uplink.ready]);
+  } catch (error) {
+    await gateway[Symbol.asyncDispose]();
+    throw error;
+  }
+  return gateway;
+}
+
+function resolverAddress(choice: ResolverChoice): string {
+  if (choice.kind === 'server') return choice.address;
+  return choice.kind === 'loopback' ? LOOPBACK_RESOLVER : '';
+}

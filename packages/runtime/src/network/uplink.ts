@@ -1,0 +1,150 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { readFile, rm } from 'node:fs/promises';
+import { type Clock, type Log, PlatformError } from '@agentenv/core';
+
+/** How the gateway reaches the outside. */
+export interface Uplink extends AsyncDisposable {
+  /** Resolves when it carries traffic, or after its deadline when it does not (the reason is logged). */
+  readonly ready: Promise<void>;
+  /** Starts it anew, for settings it reads only once. */
+  restart(): void;
+}
+
+/** Address in the gateway that stands for the host's loopback resolver; nothing else uses it. */
+export const LOOPBACK_RESOLVER = '169.254.53.53';
+
+export interface PastaOptions {
+  readonly gatewayPath: string;
+  readonly pidFile: string;
+  readonly clock: Clock;
+  readonly log: Log;
+  /** Put in front of the command, to run it in another namespace. */
+  readonly wrapper?: readonly string[];
+}
+
+const FIRST_BACKOFF_MS = 500;
+const MAX_BACKOFF_MS = 30_000;
+/** A run this long makes the next failure a first one again. */
+const STABLE_MS = 60_000;
+const READY_DEADLINE_MS = 5_000;
+const READY_POLL_MS = 20;
+const LAST_WORDS = 600;
+
+/**
+ * `pasta` as the gateway's uplink: it copies the host's address and routes into the gateway and carries connections in
+ * user space, so the root namespace needs neither forwarding nor rules. Nothing is forwarded inwards, and neither the
+ * host's loopback nor its gateway address is mapped. A pasta that ends is started again with growing pauses.
+ */
+export function createPastaUplink({ gatewayPath, pidFile, clock, log, wrapper = [] }: PastaOptions): Uplink {
+  const argv = [...wrapper, 'pasta', ...pastaArguments(gatewayPath, pidFile)];
+  let child: ChildProcess | undefined;
+  let retry: Disposable | undefined;
+  let backoff = FIRST_BACKOFF_MS;
+  let disposed = false;
+  const [program = 'pasta', ...args] = argv;
+
+  function start(): void {
+    const startedAt = clock.monotonic();
+    let words = '';
+    let ended = false;
+    const current = spawn(program, args, {
+      env: { PATH: '/usr/sbin:/usr/bin:/sbin:/bin' },
+      stdio: ['ignore', 'ignore', 'pipe'],
+    });
+    child = current;
+    current.stderr.setEncoding('utf8').on('data', (text: string) => {
+      words = (words + text).slice(-LAST_WORDS);
+    });
+    const onEnd = (reason: string): void => {
+      if (ended) return;
+      ended = true;
+      if (disposed) return;
+      if (clock.monotonic() - startedAt >= STABLE_MS) backoff = FIRST_BACKOFF_MS;
+      log.warn({ reason, words: words.trim(), retryInMs: backoff }, 'the uplink ended, sandboxes have no internet');
+      retry = clock.timer(backoff, start);
+      backoff = Math.min(MAX_BACKOFF_MS, backoff * 2);
+    };
+    current.on('error', (error) => onEnd(error.message));
+    current.on('exit', (code, signal) => onEnd(`exit ${signal ?? code}`));
+  }
+
+  async function waitUntilReady(): Promise<void> {
+    const deadline = clock.monotonic() + READY_DEADLINE_MS;
+    while (!disposed && (await readPid(pidFile)) === undefined) {
+      if (clock.monotonic() >= deadline) {
+        log.warn({ deadlineMs: READY_DEADLINE_MS }, 'the uplink is not ready, sandboxes start without internet');
+        return;
+      }
+      await new Promise<void>((resolve) => {
+        clock.timer(READY_POLL_MS, resolve);
+      });
+    }
+  }
+
+  start();
+  return {
+    ready: waitUntilReady(),
+    restart() {
+      backoff = FIRST_BACKOFF_MS;
+      child?.kill('SIGKILL');
+    },
+    async [Symbol.asyncDispose]() {
+      disposed = true;
+      retry?.[Symbol.dispose]();
+      if (child !== undefined && child.exitCode === null && child.signalCode === null) {
+        const gone = new Promise((resolve) => child?.once('exit', resolve));
+        child.kill('SIGKILL');
+        await gone;
+      }
+      await rm(pidFile, { force: true });
+    },
+  };
+}
+
+/** No mapping of the host, no ports inwards or outwards, nothing announced: addresses are set directly. */
+function pastaArguments(gatewayPath: string, pidFile: string): readonly string[] {
+  return [
+    '--foreground',
+    '--quiet',
+    '--config-net',
+    '--no-map-gw',
+    '--no-dhcp',
+    '--no-dhcpv6',
+    '--no-ra',
+    ...['--tcp-ports', 'none', '--udp-ports', 'none', '--tcp-ns', 'none', '--udp-ns', 'none'],
+    ...['--mtu', '1500'],
+    ...['--dns-forward', LOOPBACK_RESOLVER],
+    ...['--ns-ifname', 'uplink0'],
+    ...['--pid', pidFile],
+    '--netns-only',
+    ...['--netns', gatewayPath],
+  ];
+}
+
+/** An uplink somebody else provides, by putting an interface with a default route into the gateway. */
+export function createNoUplink(): Uplink {
+  return { ready: Promise.resolve(), restart() {}, async [Symbol.asyncDispose]() {} };
+}
+
+/** Ends a pasta that a dead server left behind; only a process that really is one, on that namespace. */
+export async function endLeftoverPasta(pidFile: string, gatewayPath: string): Promise<void> {
+  const pid = await readPid(pidFile);
+  await rm(pidFile, { force: true });
+  if (pid === undefined) return;
+  try {
+    const commandLine = await readFile(`/proc/${pid}/cmdline`, 'utf8');
+    if (!commandLine.split('\0').includes(gatewayPath)) return;
+    process.kill(pid, 'SIGKILL');
+  } catch (error) {
+    const code = error instanceof Error && 'code' in error ? error.code : undefined;
+    // It ended by itself, as it does when its namespace goes away.
+    if (code === 'ENOENT' || code === 'ESRCH') return;
+    throw PlatformError.fromUnknown(error, 'a leftover uplink could not be ended');
+  }
+}
+
+async function readPid(pidFile: string): Promise<number | undefined> {
+  const text = await readFile(pidFile, 'utf8').catch(() => '');
+  const pid = Number.parseInt(text, 10);
+  return pid > 1 ? pid : undefined;
+}

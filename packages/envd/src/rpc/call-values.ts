@@ -1,0 +1,21 @@
+import { createContextKey } from '@connectrpc/connect';
+
+/** What an RPC knows of the HTTP request it came with. */
+export interface CallValues {
+  /** User named by `Authorization: Basic`; undefined when none is. */
+  readonly user: string | undefined;
+  /** Time left of `connect-timeout-ms` when the request arrived, milliseconds; undefined = no limit. */
+  readonly timeoutMs: number | undefined;
+  /** `Clock.monotonic` of the arrival. */
+  readonly arrivedAt: number;
+  /** Silence after which a stream sends a keepalive event, milliseconds. */
+  readonly keepaliveMs: number;
+  /** Breaks the connection: the sandbox is gone, and a client must not take an answer for an end (contract e2b.md section 10.3). */
+  breakOff(): void;
+}
+
+/** Where the adapter leaves them for the handlers. */
+export const CALL_VALUES = createContextKey<CallValues>(
+  { user: undefined, timeoutMs: undefined, arrivedAt: 0, keepaliveMs: 90_000, breakOff() {} },
+  { description: 'values of the HTTP request' },
+);

@@ -1,0 +1,35 @@
+import { PlatformError } from '@agentenv/core';
+import type { ConnectCodeName } from '@agentenv/protocol';
+import { Code, ConnectError } from '@connectrpc/connect';
+
+const CODES = {
+  canceled: Code.Canceled,
+  unknown: Code.Unknown,
+  invalid_argument: Code.InvalidArgument,
+  deadline_exceeded: Code.DeadlineExceeded,
+  not_found: Code.NotFound,
+  already_exists: Code.AlreadyExists,
+  permission_denied: Code.PermissionDenied,
+  resource_exhausted: Code.ResourceExhausted,
+  failed_precondition: Code.FailedPrecondition,
+  aborted: Code.Aborted,
+  out_of_range: Code.OutOfRange,
+  unimplemented: Code.Unimplemented,
+  internal: Code.Internal,
+  unavailable: Code.Unavailable,
+  data_loss: Code.DataLoss,
+  unauthenticated: Code.Unauthenticated,
+} as const satisfies Record<ConnectCodeName, Code>;
+
+/** What an RPC answers for anything its handler throws; a ConnectError stays as it is. */
+export function toConnectError(caught: unknown): ConnectError {
+  if (caught instanceof ConnectError) return caught;
+  const error = PlatformError.fromUnknown(caught);
+  return new ConnectError(error.message, CODES[error.mapping.connect], undefined, undefined, error);
+}
+
+/** Whether the answer of a call is moot because the sandbox itself is gone. */
+export function isSandboxGone(caught: unknown): boolean {
+  const cause = caught instanceof ConnectError ? caught.cause : caught;
+  return cause instanceof PlatformError && cause.code === 'sandbox_unavailable';
+}

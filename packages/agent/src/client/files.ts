@@ -1,0 +1,88 @@
+import type { Agent, GuestEntry, WriteFileRequest } from '../agent.ts';
+import { LIMITS } from '../generated/protocol.ts';
+import type { ClientContext } from './context.ts';
+import { DEADLINES } from './deadlines.ts';
+import { createDownload } from './download.ts';
+import { entryOf, onlyEntry } from './entry.ts';
+import { upload } from './upload.ts';
+
+type Files = Pick<
+  Agent,
+  'lookupUser' | 'stat' | 'listDir' | 'makeDir' | 'rename' | 'remove' | 'readFile' | 'writeFile' | 'composeFile'
+>;
+
+/** read-file: as many bytes as there are. */
+const TO_THE_END = 0xffff_ffff_ffff_ffffn;
+
+const xattrRows = (xattrs: WriteFileRequest['xattrs']): { readonly name: string; readonly value: Uint8Array }[] =>
+  [...xattrs].map(([name, value]) => ({ name, value }));
+
+/** Creates the file primitives of one channel. */
+export function createFiles({ calls, clock }: ClientContext): Files {
+  return {
+    async lookupUser(user, signal) {
+      return await calls.call('lookupUser', { user }, { deadlineMs: DEADLINES.lookupUser, signal });
+    },
+
+    async stat(path, signal) {
+      const options = { deadlineMs: DEADLINES.stat, signal };
+      return await calls.convert('stat', { path }, ({ entry }) => onlyEntry(entry), options);
+    },
+
+    async listDir(path, { depth, max }, signal) {
+      return await calls.convert(
+        'listDir',
+        { path, depth, max },
+        ({ entries, truncated }) => ({ entries: entries.map(entryOf), truncated }),
+        { deadlineMs: DEADLINES.listDir, signal },
+      );
+    },
+
+    async makeDir(path, { uid, gid, mode }, signal) {
+      return await calls.call('makeDir', { path, uid, gid, mode }, { deadlineMs: DEADLINES.makeDir, signal });
+    },
+
+    async rename(source, destination, { uid, gid }, signal) {
+      const body = { source, destination, uid, gid };
+      await calls.call('rename', body, { deadlineMs: DEADLINES.rename, signal });
+    },
+
+    async remove(path, signal) {
+      return await calls.call('remove', { path }, { deadlineMs: DEADLINES.remove, signal });
+    },
+
+    async readFile(path, range, signal) {
+      const download = createDownload(clock);
+      const entry = Promise.withResolvers<GuestEntry>();
+      const body = { path, offset: range?.offset ?? 0n, length: range?.length ?? TO_THE_END, flags: 0 };
+      const call = calls.open('readFile', body, {
+        deadlineMs: DEADLINES.readFile,
+        deadlineIn: 'host',
+        signal,
+        stream: download.events,
+        onResponse(response) {
+          entry.resolve(onlyEntry(response.entry));
+          download.start(call.stream, signal);
+        },
+      });
+      await call.response;
+      return { entry: await entry.promise, body: download.body };
+    },
+
+    async writeFile({ path, uid, gid, mode, xattrs }, body, signal) {
+      const request = { path, uid, gid, mode, flags: 0, xattrs: xattrRows(xattrs) };
+      const call = calls.open('writeFile', request, {
+        deadlineMs: undefined,
+        signal,
+        stream: { sendCredit: LIMITS.STREAM_WINDOW, lost() {} },
+      });
+      const { size } = await upload('writeFile', call, body, clock);
+      return { size };
+    },
+
+    async composeFile(sources, { path, uid, gid, mode }, signal) {
+      const body = { sources, destination: path, uid, gid, mode };
+      return await calls.call('composeFile', body, { deadlineMs: DEADLINES.composeFile, signal });
+    },
+  };
+}

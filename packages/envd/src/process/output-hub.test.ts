@@ -42,18 +42,18 @@ describe('output hub', () => {
       ['stderr', 'c'],
       ['stdout', 'd'],
     ] as const) {
-      hub.push({ stream, data: Buffer.from(text) });
+      void hub.push({ stream, data: Buffer.from(text) });
     }
     hub.end(END);
-    hub.push({ stream: 'stdout', data: Buffer.from('after the end') });
+    void hub.push({ stream: 'stdout', data: Buffer.from('after the end') });
     expect(drain(subscriber)).toEqual(['stdout:ab', 'stderr:c', 'stdout:d', 'end']);
   });
 
   test('events are at most 32 KiB for pipes and 16 KiB for a terminal', () => {
     const hub = createOutputHub();
     const subscriber = hub.subscribe();
-    hub.push(output(70 * KIB));
-    hub.push(output(20 * KIB, 'pty'));
+    void hub.push(output(70 * KIB));
+    void hub.push(output(20 * KIB, 'pty'));
     const sizes = [];
     for (let item = subscriber.take(); item?.kind === 'output'; item = subscriber.take())
       sizes.push(item.output.data.length);
@@ -124,9 +124,9 @@ describe('output hub', () => {
   test('cut lets what waits through, takes nothing more and then throws', () => {
     const hub = createOutputHub();
     const subscriber = hub.subscribe();
-    hub.push({ stream: 'stdout', data: Buffer.from('before') });
+    void hub.push({ stream: 'stdout', data: Buffer.from('before') });
     subscriber.cut(new Error('cut off'));
-    hub.push({ stream: 'stdout', data: Buffer.from('after') });
+    void hub.push({ stream: 'stdout', data: Buffer.from('after') });
     expect(subscriber.take()).toMatchObject({ kind: 'output' });
     expect(() => subscriber.take()).toThrow('cut off');
   });
@@ -142,7 +142,7 @@ describe('output hub', () => {
       const subscriber = hub.subscribe();
       const wait = subscriber.wait();
       expect(await isPending(wait)).toBe(true);
-      happening(hub, subscriber);
+      void happening(hub, subscriber);
       await wait;
     }
   });
@@ -162,7 +162,7 @@ describe('output hub', () => {
         };
         let total = 0;
         for (const [index, { size, reads }] of steps.entries()) {
-          hub.push({ stream: index % 2 === 0 ? 'stdout' : 'stderr', data: new Uint8Array(size).fill(index) });
+          void hub.push({ stream: index % 2 === 0 ? 'stdout' : 'stderr', data: new Uint8Array(size).fill(index) });
           sent.push(size);
           for (let count = 0; count < reads; count++) read();
         }

@@ -1,3 +1,4 @@
+import { PlatformError } from '@agentenv/core';
 import { ProcessConfigSchema } from '@agentenv/protocol/process';
 import { create } from '@bufbuild/protobuf';
 import { describe, expect, test } from 'vitest';
@@ -75,7 +76,7 @@ describe('process record', () => {
     const first = record.write(Buffer.from('1'), abort.signal);
     const second = record.write(Buffer.from('2'), never);
     await Promise.resolve();
-    abort.abort(new Error('gave up'));
+    abort.abort(new PlatformError('canceled', 'gave up'));
     await expect(first).rejects.toThrow('gave up');
     guest.unblockInput();
     await second;
@@ -88,7 +89,7 @@ describe('process record', () => {
     const write = record.write(Buffer.from('1'), never);
     const later = record.write(Buffer.from('2'), never);
     guest.reap();
-    await expect(write).rejects.toThrow(expect.objectContaining({ code: 'not_found' }));
+    await expect(write).rejects.toThrow(expect.objectContaining({ code: 'internal' }));
     await expect(later).rejects.toThrow(expect.objectContaining({ code: 'not_found' }));
   });
 

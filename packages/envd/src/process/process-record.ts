@@ -53,8 +53,6 @@ export function createProcessRecord(
   };
   let stdinOpen = guest.stdinOpen;
   let state: ProcessRecord['state'] = 'running';
-  /** Ends the write that waits for the process to read. */
-  let activeWrite: AbortController | undefined;
 
   guest.onOutput((output) => {
     const room = hub.push(output);
@@ -74,7 +72,6 @@ export function createProcessRecord(
     const exit = await guest.exit;
     state = 'draining';
     reaped.resolve();
-    activeWrite?.abort(new PlatformError('not_found', `process ${guest.pid} has ended`));
     if (exit.reason === 'deadline') impatient.resolve();
     await Promise.race([guest.outputEnd, impatient.promise.then(() => outputUntil(exit))]);
     finish(describeEnd(exit));
@@ -108,12 +105,10 @@ export function createProcessRecord(
       await input.run(data.length, async () => {
         if (!stdinOpen) throw new PlatformError('internal', 'stdin of the process is not open');
         if (state !== 'running') throw new PlatformError('not_found', `process ${guest.pid} has ended`);
-        activeWrite = new AbortController();
-        try {
-          await guest.writeStdin(data, AbortSignal.any([signal, activeWrite.signal]));
-        } finally {
-          activeWrite = undefined;
-        }
+        await guest.writeStdin(data, signal).catch((caught: unknown) => {
+          const error = PlatformError.fromUnknown(caught);
+          throw error.code === 'conflict' ? new PlatformError('internal', error.message, { cause: error }) : error;
+        });
       });
     },
     async closeStdin() {

@@ -27,7 +27,10 @@ export function createFakeGuestProcess(
 ): FakeGuestProcess {
   const exit = Promise.withResolvers<ProcessExit>();
   const outputEnd = Promise.withResolvers<void>();
+  /** Input that waits at the end is refused, as by the agent. */
+  const over = Promise.withResolvers<never>();
   exit.promise.catch(() => undefined);
+  over.promise.catch(() => undefined);
   outputEnd.promise.catch(() => undefined);
   const received = { stdout: 0n, stderr: 0n, pty: 0n };
   const signals: number[] = [];
@@ -53,9 +56,10 @@ export function createFakeGuestProcess(
       consumer = next;
     },
     async writeStdin(data, signal) {
+      signal?.throwIfAborted();
       const aborted = Promise.withResolvers<never>();
       signal?.addEventListener('abort', () => aborted.reject(signal.reason));
-      await Promise.race([blocked?.promise, aborted.promise]);
+      await (blocked === undefined ? undefined : Promise.race([blocked.promise, aborted.promise, over.promise]));
       if (!stdinOpen) throw new PlatformError('conflict', 'stdin is closed');
       input.push(Buffer.from(data).toString());
     },
@@ -73,6 +77,7 @@ export function createFakeGuestProcess(
       await consumer?.({ stream, data: bytes });
     },
     reap({ unread = 0, ...end } = {}) {
+      over.reject(new PlatformError('conflict', 'the process has exited'));
       exit.resolve({
         code: 0,
         signal: 0,

@@ -33,11 +33,14 @@ const FRAMEWORK_STATUS: ReadonlyMap<number, ErrorCode> = new Map([
   [503, 'unavailable'],
 ]);
 
+/** Longest message of the framework that is passed on, characters: some repeat what the client sent. */
+const MAX_MESSAGE = 200;
+
 /** Turns whatever a route or the framework threw into a PlatformError; only client errors keep their message. */
 export function toPlatformError(caught: unknown): PlatformError {
   if (caught instanceof Error && 'statusCode' in caught && !(caught instanceof PlatformError)) {
     const code = FRAMEWORK_STATUS.get(Number(caught.statusCode));
-    if (code !== undefined) return new PlatformError(code, caught.message, { cause: caught });
+    if (code !== undefined) return new PlatformError(code, caught.message.slice(0, MAX_MESSAGE), { cause: caught });
   }
   return PlatformError.fromUnknown(caught);
 }

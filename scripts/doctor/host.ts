@@ -3,7 +3,7 @@ import { access, open, readFile, statfs } from 'node:fs/promises';
 import { freemem, totalmem } from 'node:os';
 import { dirname } from 'node:path';
 import { run } from '../lib/command.ts';
-import { findProgram, hostPackages, missingPackages } from '../setup/apt/packages.ts';
+import { findProgram, type HostPackage, missingPackages } from '../setup/packages.ts';
 import { checkCgroups, parseCgroupMounts } from './cgroups.ts';
 import type { CheckResult } from './check.ts';
 import { checkPrivileges } from './privileges.ts';
@@ -22,6 +22,8 @@ export interface DoctorHost {
   readonly env: NodeJS.ProcessEnv;
   readonly uid: number;
   readonly architecture: 'amd64' | 'arm64';
+  /** The Debian packages set-up installs. */
+  readonly packages: readonly HostPackage[];
   /** Where the server keeps its data, existing or not. */
   readonly dataDirectory: string;
 }
@@ -77,9 +79,8 @@ async function checkSystem(host: DoctorHost): Promise<CheckResult> {
 
 async function checkPackages(host: DoctorHost): Promise<CheckResult> {
   const name = 'Debian packages';
-  const packages = hostPackages(host.architecture);
-  const missing = await missingPackages(packages, host.env.PATH);
-  if (missing.length === 0) return { name, state: 'ok', detail: `all ${packages.length} there` };
+  const missing = await missingPackages(host.packages, host.env.PATH);
+  if (missing.length === 0) return { name, state: 'ok', detail: `all ${host.packages.length} there` };
   const detail = `missing: ${missing.map((item) => `${item.name} (${item.why})`).join(', ')}`;
   return { name, state: 'missing', detail, remedy: './aenv setup' };
 }
@@ -96,7 +97,7 @@ async function versionLine(host: DoctorHost, program: string): Promise<string | 
 
 async function checkQemu(host: DoctorHost): Promise<CheckResult> {
   const name = 'QEMU';
-  const line = await versionLine(host, host.architecture === 'amd64' ? 'qemu-system-x86_64' : 'qemu-system-aarch64');
+  const line = await versionLine(host, 'qemu-system-x86_64');
   if (line === undefined) return { name, state: 'missing', detail: 'not installed', remedy: './aenv setup' };
   const [major = 0, minor = 0] = (/(\d+)\.(\d+)/.exec(line) ?? []).slice(1).map(Number);
   const [needMajor, needMinor] = OLDEST_QEMU;
@@ -172,9 +173,9 @@ async function checkNft(host: DoctorHost): Promise<CheckResult> {
 
 async function checkPasta(host: DoctorHost): Promise<CheckResult> {
   const name = 'pasta';
-  const line = await versionLine(host, 'pasta');
-  if (line === undefined) return { name, state: 'missing', detail: 'not installed', remedy: './aenv setup' };
-  return { name, state: 'ok', detail: line };
+  const path = await findProgram('pasta', host.env.PATH);
+  if (path === undefined) return { name, state: 'missing', detail: 'not installed', remedy: './aenv setup' };
+  return { name, state: 'ok', detail: path };
 }
 
 async function checkMemory(): Promise<CheckResult> {

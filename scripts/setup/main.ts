@@ -5,7 +5,7 @@
  */
 import { spawnSync } from 'node:child_process';
 import { appendFileSync } from 'node:fs';
-import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -55,6 +55,7 @@ function runAsRoot(name: string, because: string): void {
 }
 
 async function main(): Promise<void> {
+  if (context.architecture !== 'amd64') throw new Error('microVMs are built for amd64, and this machine is not');
   const steps = setupSteps();
   for (const directory of [paths.artifacts, paths.stamps, paths.scratch]) await mkdir(directory, { recursive: true });
   if (values.step !== undefined) {
@@ -64,7 +65,6 @@ async function main(): Promise<void> {
     await runStep(step, context, await earlierResults(steps, step, context));
     return;
   }
-  await writeFile(paths.log, '');
   if (values.refresh) {
     for (const name of REFRESHABLE) await rm(join(paths.stamps, `${name}.json`), { force: true });
   }

@@ -1,4 +1,3 @@
-import { aptStep } from './apt/step.ts';
 import { guestStep, initramfsStep } from './guest-step.ts';
 import { kernelStep } from './kernel/step.ts';
 import { npmStep } from './npm-step.ts';
@@ -6,7 +5,7 @@ import { debianStep } from './rootfs/debian-step.ts';
 import { imageStep } from './rootfs/image-step.ts';
 import type { SetupStep } from './step.ts';
 
-/** Set-up after the toolchain, in order; a step may use the results of those before it. */
+/** Set-up after Debian packages and the toolchain, in order; a step may use the results of those before it. */
 export function setupSteps(): readonly SetupStep[] {
-  return [npmStep(), aptStep(), guestStep(), kernelStep(), initramfsStep(), debianStep(), imageStep()];
+  return [npmStep(), guestStep(), kernelStep(), initramfsStep(), debianStep(), imageStep()];
 }

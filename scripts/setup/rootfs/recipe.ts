@@ -11,6 +11,8 @@ export const PACKAGES = [
   'git',
   'iproute2',
   'kmod',
+  // Node.js 26 is linked with it.
+  'libatomic1',
   'ncurses-bin',
   'procps',
   'python-is-python3',

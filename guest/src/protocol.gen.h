@@ -23,6 +23,8 @@
 #define SPAWN_STDIN 2u /* keep stdin open until EOF on N+1; without it stdin is /dev/null */
 #define READ_SPECIAL 1u /* allow FIFOs, sockets, devices */
 #define WATCH_RECURSIVE 1u /* new directories are added before their contents are reported */
+#define STDOUT_ENDED 256u /* its EOF has been sent, perhaps in a former epoch: no other will come */
+#define STDERR_ENDED 512u /* the same for stderr */
 
 /* Status codes of a RESPONSE */
 #define STATUS_OK 0u /* done */

@@ -4,6 +4,7 @@ import type { Body } from '../wire/body-types.ts';
 import { decodeBody } from '../wire/decode-body.ts';
 import { encodeBody } from '../wire/encode-body.ts';
 import { ProtocolViolation } from '../wire/protocol-violation.ts';
+import { onAbort } from './abort.ts';
 import type { Channel, ChannelStream, StreamEvents, StreamOptions } from './channel.ts';
 import { errorOfAbort, errorOfStatus } from './status.ts';
 
@@ -36,11 +37,6 @@ export interface CallOptions<Name extends OperationName> {
   readonly stream?: Omit<StreamEvents, 'response'> & StreamOptions;
   /** Leaves in front of everything held, and ends the hold. */
   readonly endsHold?: boolean;
-  /**
-   * Given: a call that is given up after it left is not reset, as that would not undo it; a positive answer that still
-   * comes is handed here to be undone.
-   */
-  readonly onLateResponse?: (response: ResponseBody<Name>) => void;
 }
 
 /** A request on its way. */
@@ -108,76 +104,71 @@ export function createCalls({ channel, clock }: { readonly channel: Channel; rea
     const answer = Promise.withResolvers<ResponseBody<Name>>();
     // A caller that is busy sending a body looks at the answer later.
     answer.promise.catch(() => {});
-    let state: 'waiting' | 'settled' | 'late' = 'waiting';
+    let waiting = true;
+    let timer: Disposable | undefined;
 
     const stream = channel.stream(
       channel.allocate(),
       {
         ...options.stream,
         response(bytes) {
-          if (state === 'settled') throw new ProtocolViolation(`second RESPONSE on stream ${stream.id}`);
+          if (!waiting) throw new ProtocolViolation(`second RESPONSE on stream ${stream.id}`);
           const status = bytes.readUInt32LE();
           if (status !== STATUS.OK) {
             const { errno, message } = decodeBody(ERROR_LAYOUT, bytes.subarray(4));
             const error = errorOfStatus(status, errno, message);
             stream.release(error);
-            return settle(() => answer.reject(error));
+            fail(error);
+            return;
           }
-          const response = decodeBody<(typeof OPERATIONS)[Name]['response']>(
-            OPERATIONS[name].response,
-            bytes.subarray(4),
-          );
-          const late = state === 'late';
-          if (late || options.stream === undefined) stream.release();
-          if (late) options.onLateResponse?.(response);
-          else options.onResponse?.(response);
-          settle(() => answer.resolve(response));
+          const { response: layout } = OPERATIONS[name];
+          const response = decodeBody<(typeof OPERATIONS)[Name]['response']>(layout, bytes.subarray(4));
+          if (options.stream === undefined) stream.release();
+          try {
+            options.onResponse?.(response);
+          } catch (caught) {
+            // The stream is gone already, so the channel, which closes now, cannot tell this call.
+            fail(new PlatformError('sandbox_unavailable', 'the guest agent broke the protocol', { cause: caught }));
+            throw caught;
+          }
+          stopWaiting();
+          answer.resolve(response);
         },
         lost(error) {
-          if (state === 'settled') options.stream?.lost(error);
-          else settle(() => answer.reject(error));
+          if (waiting) fail(error);
+          else options.stream?.lost(error);
         },
       },
       options.stream,
     );
 
-    function settle(how: () => void): void {
-      if (state !== 'late') how();
-      state = 'settled';
+    function stopWaiting(): void {
+      waiting = false;
       pending--;
+      timer?.[Symbol.dispose]();
+      abort[Symbol.dispose]();
+    }
+
+    function fail(error: PlatformError): void {
       stopWaiting();
+      answer.reject(error);
     }
 
     function giveUp(error: PlatformError): void {
-      if (state !== 'waiting') return;
-      if (options.onLateResponse === undefined || stream.withdraw()) {
-        stream.reset(error);
-        settle(() => answer.reject(error));
-      } else {
-        stopWaiting();
-        answer.reject(error);
-        state = 'late';
-      }
+      if (!waiting) return;
+      stream.reset(error);
+      fail(error);
     }
 
-    function stopWaiting(): void {
-      timer?.[Symbol.dispose]();
-      signal?.removeEventListener('abort', onAbort);
-    }
-
-    const onAbort = (): void => {
-      if (signal !== undefined) giveUp(errorOfAbort(signal));
-    };
-    let timer: Disposable | undefined;
+    const abort = onAbort(signal, giveUp);
     const expectWithin = (milliseconds: number): void => {
       timer?.[Symbol.dispose]();
-      if (state !== 'waiting') return;
+      if (!waiting) return;
       timer = clock.timer(milliseconds, () =>
         giveUp(new PlatformError('deadline_exceeded', `the guest agent did not answer ${name} in time`)),
       );
     };
     if (options.deadlineMs !== undefined) expectWithin(options.deadlineMs);
-    signal?.addEventListener('abort', onAbort, { once: true });
     pending++;
     if (options.endsHold === true) channel.resumeWith(stream.id, FRAME.REQUEST, payload);
     else channel.control(stream.id, FRAME.REQUEST, payload);

@@ -49,8 +49,6 @@ export interface ChannelStream {
   open(): void;
   /** Returns the credit of consumed bytes. */
   settle(bytes: number): void;
-  /** Takes the REQUEST back if it has not left, which ends the stream; false when the guest may have seen it. */
-  withdraw(): boolean;
   /**
    * Ends both directions now, in the guest too; a REQUEST that has not left is taken back instead. Pending writes reject,
    * with the error if given.
@@ -291,7 +289,6 @@ export function createChannel({ socket, key, nonce, log }: ChannelOptions): Chan
         settle: (bytes) => {
           if (streams.get(id) === entry) entry.window?.settle(bytes);
         },
-        withdraw: () => streams.get(id) === entry && outbox.withdraw(id) && remove(id, entry, ended),
         reset(error) {
           if (!remove(id, entry, error ?? ended)) return;
           if (!outbox.withdraw(id)) reset(id);

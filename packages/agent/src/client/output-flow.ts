@@ -10,8 +10,9 @@ export interface OutputSource {
   readonly stream: OutputName;
   /** Its stream of the channel. */
   readonly id: number;
-  /** Bytes the guest sent before this epoch. */
+  /** Bytes the guest sent before this epoch, and whether its EOF was among them. */
   readonly sent: bigint;
+  readonly ended: boolean;
 }
 
 export interface OutputFlowOptions {
@@ -126,8 +127,9 @@ export function createOutputFlow({ channel, log, sources, onEnd }: OutputFlowOpt
       queue: createChunkQueue(),
       channelStream: undefined,
       received: source.sent,
-      ended: false,
+      ended: source.ended,
     };
+    if (source.ended) return port;
     port.channelStream = channel.stream(
       source.id,
       {
@@ -142,6 +144,7 @@ export function createOutputFlow({ channel, log, sources, onEnd }: OutputFlowOpt
     );
     return port;
   });
+  endIfDrained();
 
   return {
     received: (stream) => ports.find((port) => port.source.stream === stream)?.received ?? 0n,

@@ -16,9 +16,9 @@ export interface ProcessFacts {
   readonly config: Uint8Array;
   readonly pty: boolean;
   readonly stdinOpen: boolean;
-  /** Bytes the guest sent before this epoch. */
-  readonly stdoutSent: bigint;
-  readonly stderrSent: bigint;
+  /** What happened to the output (the terminal's is `stdout`) before this epoch: bytes sent, EOF sent. */
+  readonly stdout: { readonly sent: bigint; readonly ended: boolean };
+  readonly stderr: { readonly sent: bigint; readonly ended: boolean };
   /** Set when it was reaped before this epoch. */
   readonly exit: ProcessExit | undefined;
 }
@@ -89,10 +89,10 @@ export function createProcess(facts: ProcessFacts, { channel, calls, log, onFini
     channel,
     log: log.child({ process: id }),
     sources: facts.pty
-      ? [{ stream: 'pty', id: id + 2, sent: facts.stdoutSent }]
+      ? [{ stream: 'pty', id: id + 2, ...facts.stdout }]
       : [
-          { stream: 'stdout', id: id + 2, sent: facts.stdoutSent },
-          { stream: 'stderr', id: id + 3, sent: facts.stderrSent },
+          { stream: 'stdout', id: id + 2, ...facts.stdout },
+          { stream: 'stderr', id: id + 3, ...facts.stderr },
         ],
     onEnd(error) {
       outputOver = true;

@@ -12,7 +12,6 @@ import { createProcess, type ProcessFacts } from './process.ts';
 const MAX_PROCESSES = 4096;
 /** Finished processes that are still answered with the same object; the guest forgets them after 30 s. */
 const MAX_FINISHED = 1024;
-const SIGKILL = 9;
 
 type ProcessRow = ResponseBody<'listProcesses'>['processes'][number];
 
@@ -31,8 +30,8 @@ function factsOf(row: ProcessRow): ProcessFacts {
     config: row.config,
     pty: (row.flags & FLAGS.SPAWN_PTY) !== 0,
     stdinOpen: row.stdinOpen,
-    stdoutSent: row.stdoutSent,
-    stderrSent: row.stderrSent,
+    stdout: { sent: row.stdoutSent, ended: (row.flags & FLAGS.STDOUT_ENDED) !== 0 },
+    stderr: { sent: row.stderrSent, ended: (row.flags & FLAGS.STDERR_ENDED) !== 0 },
     exit: row.exited ? exit : undefined,
   };
 }
@@ -128,16 +127,9 @@ export function createProcesses({ channel, calls, log }: ClientContext): Process
             config: request.config,
             pty: request.pty !== undefined,
             stdinOpen: request.stdin || request.pty !== undefined,
-            stdoutSent: 0n,
-            stderrSent: 0n,
+            stdout: { sent: 0n, ended: false },
+            stderr: { sent: 0n, ended: false },
             exit: undefined,
-          });
-        },
-        onLateResponse() {
-          // The caller gave up and will never learn of this process.
-          const kill = { process: call.stream.id, signal: SIGKILL };
-          calls.call('signal', kill, { deadlineMs: DEADLINES.signal }).catch((caught: unknown) => {
-            log.debug({ err: caught, process: call.stream.id }, 'a process nobody waits for could not be killed');
           });
         },
       });

@@ -42,6 +42,10 @@ export const FLAGS = {
   READ_SPECIAL: 1,
   /** new directories are added before their contents are reported */
   WATCH_RECURSIVE: 1,
+  /** its EOF has been sent, perhaps in a former epoch: no other will come */
+  STDOUT_ENDED: 256,
+  /** the same for stderr */
+  STDERR_ENDED: 512,
 } as const;
 
 /** Status codes of a RESPONSE. */

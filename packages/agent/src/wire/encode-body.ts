@@ -50,9 +50,15 @@ function writeInteger(output: Output, field: string, type: IntegerType, value: u
   else output.bytes.writeUIntLE(Number(BigInt.asUintN(range.bytes * 8, wide)), at, range.bytes);
 }
 
+function writeBytes(output: Output, field: string, value: Uint8Array): void {
+  // First the room: it may replace the buffer.
+  const at = reserve(output, field, value.length);
+  output.bytes.set(value, at);
+}
+
 function writeBlob(output: Output, field: string, value: Uint8Array): void {
   writeInteger(output, field, 'u32', value.length);
-  output.bytes.set(value, reserve(output, field, value.length));
+  writeBytes(output, field, value);
 }
 
 function writeScalar(output: Output, field: string, type: ScalarType, value: unknown): void {
@@ -60,7 +66,7 @@ function writeScalar(output: Output, field: string, type: ScalarType, value: unk
     writeInteger(output, field, type, value);
   } else if (type === 'bool') {
     if (typeof value !== 'boolean') throw invalid(field, 'not a boolean');
-    output.bytes[reserve(output, field, 1)] = value ? 1 : 0;
+    writeInteger(output, field, 'u8', value ? 1 : 0);
   } else if (type === 'str') {
     if (typeof value !== 'string') throw invalid(field, 'not a string');
     if (value.includes('\0')) throw invalid(field, 'contains a NUL character');
@@ -71,7 +77,7 @@ function writeScalar(output: Output, field: string, type: ScalarType, value: unk
     writeBlob(output, field, value);
   } else {
     if (value.length !== KEY_BYTES) throw invalid(field, `not ${KEY_BYTES} bytes`);
-    output.bytes.set(value, reserve(output, field, KEY_BYTES));
+    writeBytes(output, field, value);
   }
 }
 

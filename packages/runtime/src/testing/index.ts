@@ -1,2 +1,4 @@
+export { createExec } from '../exec.ts';
 export * from './contract.ts';
+export * from './fake-internet.ts';
 export * from './harness.ts';

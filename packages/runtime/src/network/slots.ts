@@ -95,7 +95,13 @@ export async function createNetworkSlots(options: NetworkSlotsOptions): Promise<
       return { index, path, uid };
     },
     async applyPolicy({ index, path }, policy, signal) {
-      await namespaces.nft(path, policyTransaction(egressPolicy(policy, alwaysDenied), plan.slot(index)), signal);
+      const transaction = policyTransaction(egressPolicy(policy, alwaysDenied), plan.slot(index));
+      try {
+        await namespaces.nft(path, transaction, signal);
+      } catch (error) {
+        signal?.throwIfAborted();
+        throw new PlatformError('internal', 'the network policy could not be applied', { cause: error });
+      }
     },
     hostInteractionIp: (index) => plan.slot(index).hostInteractionIp,
   });
@@ -149,7 +155,7 @@ class SlotPool implements NetworkSlots {
       if (needsTransaction(policy)) await this.#deps.applyPolicy(slot, policy, signal);
     } catch (error) {
       await this.#giveBack(slot);
-      throw PlatformError.fromUnknown(error, 'the network policy could not be applied');
+      throw PlatformError.fromUnknown(error, 'the network slot could not be taken');
     }
     return this.#handle(slot);
   }

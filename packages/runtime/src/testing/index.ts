@@ -1,4 +1,6 @@
 export { createExec } from '../exec.ts';
 export * from './contract.ts';
 export * from './fake-internet.ts';
+export * from './fake-internet.ts';
 export * from './harness.ts';
+export * from './namespace-program.ts';

@@ -1,0 +1,125 @@
+import { createSocket } from 'node:dgram';
+import { Resolver } from 'node:dns/promises';
+import { connect, type Socket } from 'node:net';
+import { serveRequests } from './namespace-program.ts';
+
+/** What a program in a sandbox tries on the network; answers are `{ outcome, ms, … }`. */
+const held = new Map<string, Socket>();
+
+interface Attempt {
+  readonly outcome: string;
+  readonly reply?: string;
+}
+
+function tcp(
+  host: string,
+  port: number,
+  timeoutMs: number,
+  payload: string,
+  keep: string | undefined,
+): Promise<Attempt> {
+  return new Promise((resolve) => {
+    const socket = connect({ host, port, timeout: timeoutMs });
+    let reply = '';
+    const finish = (attempt: Attempt) => {
+      if (keep === undefined || attempt.outcome !== 'connected') socket.destroy();
+      else held.set(keep, socket);
+      resolve(attempt);
+    };
+    socket.on('connect', () => socket.write(payload));
+    socket.on('data', (data) => {
+      reply += data.toString();
+      if (keep !== undefined || port === 7) finish({ outcome: 'connected', reply });
+    });
+    socket.on('end', () => finish({ outcome: 'connected', reply }));
+    socket.on('timeout', () => finish({ outcome: 'timeout' }));
+    socket.on('error', (error) => finish({ outcome: 'code' in error ? String(error.code) : error.message }));
+  });
+}
+
+function udp(host: string, port: number, timeoutMs: number, source: string | undefined): Promise<Attempt> {
+  return new Promise((resolve) => {
+    const socket = createSocket(host.includes(':') ? 'udp6' : 'udp4');
+    const timer = setTimeout(() => finish('timeout'), timeoutMs);
+    const finish = (outcome: string, reply?: string) => {
+      clearTimeout(timer);
+      socket.close();
+      resolve({ outcome, ...(reply !== undefined && { reply }) });
+    };
+    socket.once('error', (error) => finish('code' in error ? String(error.code) : error.message));
+    socket.once('message', (data) => finish('answered', data.toString()));
+    // Connected, so that an ICMP error is reported.
+    socket.bind(0, source, () => socket.connect(port, host, () => socket.send('ping')));
+  });
+}
+
+async function dns(server: string, name: string, timeoutMs: number): Promise<Attempt> {
+  const resolver = new Resolver({ timeout: timeoutMs, tries: 1 });
+  resolver.setServers([server]);
+  try {
+    return { outcome: 'answered', reply: (await resolver.resolve4(name)).join() };
+  } catch (error) {
+    return { outcome: error instanceof Error && 'code' in error ? String(error.code) : String(error) };
+  }
+}
+
+/** One query over TCP by hand, because the resolver only falls back to it. */
+function dnsOverTcp(server: string, timeoutMs: number): Promise<Attempt> {
+  const query = Buffer.from('001d12340100000100000000000001610765786d61706c650000010001', 'hex');
+  return new Promise((resolve) => {
+    const socket = connect({ host: server, port: 53, timeout: timeoutMs });
+    const finish = (outcome: string) => {
+      socket.destroy();
+      resolve({ outcome });
+    };
+    socket.on('connect', () => socket.write(query));
+    socket.on('data', () => finish('answered'));
+    socket.on('timeout', () => finish('timeout'));
+    socket.on('error', (error) => finish('code' in error ? String(error.code) : error.message));
+  });
+}
+
+function send(id: string, payload: string, timeoutMs: number): Promise<Attempt> {
+  const socket = held.get(id);
+  return new Promise((resolve) => {
+    if (socket === undefined) return resolve({ outcome: 'unknown' });
+    const timer = setTimeout(() => resolve({ outcome: 'timeout' }), timeoutMs);
+    socket.once('data', (data) => {
+      clearTimeout(timer);
+      resolve({ outcome: 'answered', reply: data.toString() });
+    });
+    socket.write(payload);
+  });
+}
+
+async function attempt(request: Record<string, unknown>): Promise<Attempt> {
+  const {
+    op,
+    host = '',
+    port = 0,
+    timeoutMs = 2_000,
+    payload = 'ping',
+    keep,
+    source,
+  } = request as {
+    readonly op: string;
+    readonly host?: string;
+    readonly port?: number;
+    readonly timeoutMs?: number;
+    readonly payload?: string;
+    readonly keep?: string;
+    readonly source?: string;
+  };
+  if (op === 'tcp') return tcp(host, port, timeoutMs, payload, keep);
+  if (op === 'udp') return udp(host, port, timeoutMs, source);
+  if (op === 'dns') return dns(host, 'example.test', timeoutMs);
+  if (op === 'dns-tcp') return dnsOverTcp(host, timeoutMs);
+  if (op === 'send') return send(keep ?? '', payload, timeoutMs);
+  return { outcome: 'unknown' };
+}
+
+serveRequests(async (request) => {
+  const start = performance.now();
+  const result = await attempt(request);
+  return { ...result, ms: performance.now() - start };
+});

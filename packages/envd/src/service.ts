@@ -8,13 +8,18 @@ import { authoriseFileRequest } from './files/authorise.ts';
 import { downloadFile } from './files/download.ts';
 import type { FilesContext } from './files/files-context.ts';
 import { uploadFiles } from './files/upload.ts';
+import { createFilesystemService } from './filesystem/filesystem-service.ts';
 import { constantTimeEqual } from './http/access.ts';
 import { limitUnreadBody, sendError, sendJson } from './http/answer.ts';
 import { answerPreflight, applyCors } from './http/cors.ts';
 import { createOpenAnswers, resetConnection } from './http/open-answers.ts';
+import { signalOfAnswer } from './http/signals.ts';
 import { createProcessService } from './process/process-service.ts';
 import { createProcessTable } from './process/process-table.ts';
 import { createRpcAdapter } from './rpc/adapter.ts';
+import { lookupRpcUser } from './rpc/rpc-user.ts';
+import { identityVariables } from './system/environment.ts';
+import { metricsBody } from './system/metrics.ts';
 
 export interface EnvdOptions {
   readonly agent: Agent;
@@ -47,12 +52,12 @@ interface Route {
 }
 
 /** Paths of this API that are not built into this server. */
-const NOT_BUILT = ['/metrics', '/envs', '/files/compose'];
+const NOT_BUILT = ['/files/compose'];
 
 const UNAUTHORIZED = 'unauthorized access, please provide a valid access token or method signing if supported';
 
 export function createEnvd(options: EnvdOptions): EnvdService {
-  const { agent, clock, accessToken, sandboxId } = options;
+  const { agent, clock, accessToken, sandboxId, defaultUser, defaultWorkdir } = options;
   const log = options.log.child({ sandboxId });
   const open = createOpenAnswers();
   const table = createProcessTable({ agent, clock, log });
@@ -68,15 +73,15 @@ export function createEnvd(options: EnvdOptions): EnvdService {
         createProcessService({
           clock,
           table,
-          defaultUser: options.defaultUser,
-          defaultWorkdir: options.defaultWorkdir,
+          defaultUser,
+          defaultWorkdir,
           globalEnv: options.envVars,
           sandboxId,
           templateId: options.templateId,
-          homeOf: async (user, signal) => (await agent.lookupUser(user, signal)).home,
+          homeOf: async (user, signal) => (await lookupRpcUser(agent, user, signal)).home,
         }),
       );
-      router.service(Filesystem, {});
+      router.service(Filesystem, createFilesystemService({ agent, defaultUser, defaultWorkdir }));
     },
   });
 
@@ -87,8 +92,17 @@ export function createEnvd(options: EnvdOptions): EnvdService {
   const health: Handler = (_request, response) => {
     response.writeHead(204).end();
   };
+  const metrics: Handler = async (_request, response) => {
+    sendJson(response, 200, metricsBody(await agent.metrics(signalOfAnswer(response)), clock.now()));
+  };
+  const environment: Handler = (_request, response) => {
+    response.setHeader('Cache-Control', 'no-store');
+    sendJson(response, 200, { ...options.envVars, ...identityVariables(options) });
+  };
   const routes = new Map<string, Route>([
     ['/health', { access: 'none', methods: { GET: health, HEAD: health } }],
+    ['/metrics', { access: 'token', methods: { GET: metrics } }],
+    ['/envs', { access: 'token', methods: { GET: environment } }],
     [
       '/files',
       {

@@ -5,117 +5,158 @@ import { createGzip, constants as zlib } from 'node:zlib';
 import type { GuestEntry } from '@agentenv/agent';
 import { PlatformError } from '@agentenv/core';
 import { parseAcceptEncoding } from '../http/accept-encoding.ts';
+import { sendJson } from '../http/answer.ts';
 import { contentDisposition } from '../http/content-disposition.ts';
 import { isCompressible, mediaTypeOf } from '../http/media-type.ts';
 import { signalOfAnswer, withDeadline } from '../http/signals.ts';
+import { type Condition, evaluateConditions, isConditional, validatorsOf } from './conditions.ts';
+import { boundedBody, type FileHead, readHead } from './file-body.ts';
 import { lookupFileUser } from './file-user.ts';
 import { type FilesContext, GUEST_CALL_MS } from './files-context.ts';
 import { resolveGuestPath } from './guest-path.ts';
 
-/** Read before the answer begins: a file that ends in it gets its true length, whatever stat says. Bytes. */
-const HEAD_BYTES = 64 * 1024;
+/** What compression yields at once, bytes. */
+const CHUNK_BYTES = 64 * 1024;
 
-/** `GET` and `HEAD /files`: the bytes of one file (contract e2b.md section 8.3). */
+interface OpenFile {
+  readonly path: string;
+  readonly entry: GuestEntry;
+  readonly content: FileHead;
+}
+
+type Range = Extract<Condition, { readonly kind: 'part' }>;
+
+/** `GET` and `HEAD /files`: the bytes of one file, or a range of them (contract e2b.md section 8.3). */
 export async function downloadFile(
   request: IncomingMessage,
   response: ServerResponse,
   query: URLSearchParams,
   context: FilesContext,
 ): Promise<void> {
-  const { agent, clock } = context;
   const signal = signalOfAnswer(response);
-  const user = await withDeadline(clock, GUEST_CALL_MS, signal, (bounded) =>
-    lookupFileUser(agent, query.get('username') ?? context.defaultUser, bounded),
-  );
-  const path = resolveGuestPath(query.get('path') ?? '', { home: user.home, defaultWorkdir: context.defaultWorkdir });
-  const encodings = parseAcceptEncoding(header(request, 'accept-encoding'));
+  const path = await findPath(query, context, signal);
+  const { entry, body } = await openFile(path, undefined, context, signal);
+  const condition: Condition = isConditional(request.headers)
+    ? evaluateConditions(request.headers, entry.size, validatorsOf(entry))
+    : { kind: 'whole' };
 
-  const file = await agent.readFile(path, undefined, signal).catch((caught: unknown) => {
+  switch (condition.kind) {
+    case 'whole':
+      await sendWhole(request, response, { path, entry, content: await readHead(body) }, signal);
+      return;
+    case 'part': {
+      await leave(body);
+      const part = await openFile(path, condition, context, signal);
+      await sendPart(request, response, { path, entry, content: await readHead(part.body) }, condition, signal);
+      return;
+    }
+    case 'not modified':
+      await leave(body);
+      describe(response, path, entry);
+      response.writeHead(304).end();
+      return;
+    case 'precondition failed':
+      await leave(body);
+      sendJson(response, 412, { code: 412, message: `path '${path}' does not meet the preconditions of the request` });
+      return;
+    case 'unsatisfiable':
+      await leave(body);
+      response.setHeader('Content-Range', `bytes */${entry.size}`);
+      sendJson(response, 416, { code: 416, message: `the range is outside of the ${entry.size} bytes of '${path}'` });
+  }
+}
+
+async function findPath(query: URLSearchParams, context: FilesContext, signal: AbortSignal): Promise<string> {
+  const user = await withDeadline(context.clock, GUEST_CALL_MS, signal, (bounded) =>
+    lookupFileUser(context.agent, query.get('username') ?? context.defaultUser, bounded),
+  );
+  return resolveGuestPath(query.get('path') ?? '', { home: user.home, defaultWorkdir: context.defaultWorkdir });
+}
+
+async function openFile(path: string, range: Range | undefined, { agent }: FilesContext, signal: AbortSignal) {
+  const bytes = range === undefined ? undefined : { offset: range.first, length: range.last - range.first + 1n };
+  return await agent.readFile(path, bytes, signal).catch((caught: unknown) => {
     throw readError(caught, path);
   });
-  const { head, ended, rest } = await readHead(file.body);
+}
+
+async function leave(body: AsyncIterable<Uint8Array>): Promise<void> {
+  await body[Symbol.asyncIterator]().return?.();
+}
+
+async function sendWhole(
+  request: IncomingMessage,
+  response: ServerResponse,
+  { path, entry, content }: OpenFile,
+  signal: AbortSignal,
+): Promise<void> {
+  const { head, ended, rest } = content;
+  const encodings = parseAcceptEncoding(request.headers['accept-encoding']?.toString());
   const mediaType = mediaTypeOf(path, head);
-  // Small or not, only what shrinks is compressed, unless the client takes nothing but gzip.
-  const compress =
-    encodings.gzip && (!encodings.identity || (isCompressible(mediaType) && (head.length > 0 || !ended)));
+  // Only what shrinks is compressed, unless the client takes nothing but gzip. An empty answer must say it is empty.
+  const compress = encodings.gzip && (!encodings.identity || (isCompressible(mediaType) && head.length > 0));
   if (!compress && !encodings.identity) {
     await rest.return?.();
     throw new PlatformError('not_acceptable', 'no acceptable encoding: this server sends identity and gzip');
   }
-
-  response.statusCode = 200;
-  response.appendHeader('Vary', 'Accept-Encoding');
+  describe(response, path, entry);
   response.setHeader('Content-Type', mediaType);
-  response.setHeader('Content-Disposition', contentDisposition(path));
-  const length = ended ? BigInt(head.length) : lengthOf(file.entry, head.length);
-  if (compress) response.setHeader('Content-Encoding', 'gzip');
-  else if (length !== undefined) response.setHeader('Content-Length', String(length));
-
+  const length = ended ? BigInt(head.length) : lengthOf(entry, head.length);
+  if (compress) {
+    response.removeHeader('ETag');
+    response.setHeader('Content-Encoding', 'gzip');
+  } else if (length !== undefined) {
+    response.setHeader('Content-Length', String(length));
+  }
+  response.statusCode = 200;
   if (request.method === 'HEAD') {
     await rest.return?.();
     response.end();
     return;
   }
-  const limit = compress ? undefined : length;
-  const body = Readable.from(boundedBody(head, rest, limit), { objectMode: false });
+  const body = Readable.from(boundedBody(content, compress ? undefined : length), { objectMode: false });
   if (compress) {
-    await pipeline(body, createGzip({ level: zlib.Z_BEST_SPEED, chunkSize: HEAD_BYTES }), response, { signal });
+    const gzip = createGzip({ level: zlib.Z_BEST_SPEED, chunkSize: CHUNK_BYTES });
+    await pipeline(body, gzip, response, { signal });
   } else {
     await pipeline(body, response, { signal });
   }
 }
 
+async function sendPart(
+  request: IncomingMessage,
+  response: ServerResponse,
+  { path, entry, content }: OpenFile,
+  { first, last }: Range,
+  signal: AbortSignal,
+): Promise<void> {
+  const length = last - first + 1n;
+  describe(response, path, entry);
+  response.setHeader('Content-Type', mediaTypeOf(path, content.head));
+  response.setHeader('Content-Range', `bytes ${first}-${last}/${entry.size}`);
+  response.setHeader('Content-Length', String(length));
+  response.statusCode = 206;
+  if (request.method === 'HEAD') {
+    await content.rest.return?.();
+    response.end();
+    return;
+  }
+  await pipeline(Readable.from(boundedBody(content, length), { objectMode: false }), response, { signal });
+}
+
+/** The headers every answer about a file has. */
+function describe(response: ServerResponse, path: string, entry: GuestEntry): void {
+  const { etag, modifiedS } = validatorsOf(entry);
+  response.appendHeader('Vary', 'Accept-Encoding');
+  response.setHeader('Accept-Ranges', 'bytes');
+  response.setHeader('Content-Disposition', contentDisposition(path));
+  response.setHeader('ETag', etag);
+  response.setHeader('Last-Modified', new Date(modifiedS * 1000).toUTCString());
+}
+
 /** The length stat gives, unless what was read proves it wrong, as for the files of procfs. */
 function lengthOf(entry: GuestEntry, seen: number): bigint | undefined {
   return entry.size >= seen ? entry.size : undefined;
-}
-
-interface FileHead {
-  readonly head: Uint8Array;
-  /** The file ends with `head`. */
-  readonly ended: boolean;
-  readonly rest: AsyncIterator<Uint8Array>;
-}
-
-async function readHead(body: AsyncIterable<Uint8Array>): Promise<FileHead> {
-  const rest = body[Symbol.asyncIterator]();
-  const chunks: Uint8Array[] = [];
-  let bytes = 0;
-  let ended = false;
-  while (bytes < HEAD_BYTES && !ended) {
-    const next = await rest.next();
-    ended = next.done === true;
-    if (next.done !== true) {
-      chunks.push(next.value);
-      bytes += next.value.length;
-    }
-  }
-  return { head: chunks.length === 1 && chunks[0] !== undefined ? chunks[0] : Buffer.concat(chunks), ended, rest };
-}
-
-/** Head and rest, exactly `length` bytes where that is promised: a file that grows is cut, one that shrinks is an error. */
-async function* boundedBody(
-  head: Uint8Array,
-  rest: AsyncIterator<Uint8Array>,
-  length: bigint | undefined,
-): AsyncGenerator<Uint8Array, void, undefined> {
-  let left = length;
-  let chunk: Uint8Array | undefined = head;
-  try {
-    while (chunk !== undefined) {
-      if (left !== undefined) {
-        chunk = chunk.subarray(0, Number(left < BigInt(chunk.length) ? left : BigInt(chunk.length)));
-        left -= BigInt(chunk.length);
-      }
-      if (chunk.length > 0) yield chunk;
-      if (left === 0n) return;
-      const next: IteratorResult<Uint8Array> = await rest.next();
-      chunk = next.done === true ? undefined : next.value;
-    }
-    if (left !== undefined) throw new PlatformError('internal', 'the file became shorter while it was read');
-  } finally {
-    await rest.return?.();
-  }
 }
 
 function readError(caught: unknown, path: string): PlatformError {
@@ -131,9 +172,4 @@ function readError(caught: unknown, path: string): PlatformError {
     default:
       return error;
   }
-}
-
-function header(request: IncomingMessage, name: string): string | undefined {
-  const value = request.headers[name];
-  return Array.isArray(value) ? value.join(', ') : value;
 }

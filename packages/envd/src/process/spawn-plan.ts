@@ -1,5 +1,6 @@
 import { PlatformError } from '@agentenv/core';
 import type { PTY, StartRequest } from '@agentenv/protocol/process';
+import { identityVariables, type SandboxIdentity } from '../system/environment.ts';
 import type { ProcessDescription } from './process-record.ts';
 import type { SpawnPlan } from './process-table.ts';
 
@@ -11,14 +12,12 @@ const MAX_TAG_BYTES = 1024;
 const MAX_STRINGS = 16_384;
 const MAX_TERMINAL_SIDE = 65_535;
 
-export interface SpawnContext {
+export interface SpawnContext extends SandboxIdentity {
   readonly user: string;
   /** Home of that user; only asked for when the working directory needs it. */
   readonly home: () => Promise<string>;
   readonly defaultWorkdir: string | undefined;
   readonly globalEnv: Readonly<Record<string, string>>;
-  readonly sandboxId: string;
-  readonly templateId: string;
   readonly killAfterMs: number;
 }
 
@@ -37,9 +36,7 @@ export async function planProcess(request: StartRequest, context: SpawnContext):
   const env = {
     ...context.globalEnv,
     ...process.envs,
-    E2B_SANDBOX: 'true',
-    E2B_SANDBOX_ID: context.sandboxId,
-    E2B_TEMPLATE_ID: context.templateId,
+    ...identityVariables(context),
   };
   checkSizes(argv, env);
   checkString('tag', tag ?? '', MAX_TAG_BYTES);

@@ -1,0 +1,105 @@
+import { normalize } from 'node:path/posix';
+import type { Agent, GuestUser } from '@agentenv/agent';
+import { PlatformError } from '@agentenv/core';
+import type { Filesystem } from '@agentenv/protocol/filesystem';
+import type { HandlerContext, ServiceImpl } from '@connectrpc/connect';
+import { resolveGuestPath } from '../files/guest-path.ts';
+import { CALL_VALUES } from '../rpc/call-values.ts';
+import { lookupRpcUser } from '../rpc/rpc-user.ts';
+import { toEntryInfo } from './entry-info.ts';
+
+/** Mode of directories that are made, bits. */
+const DIRECTORY_MODE = 0o755;
+/** Entries of one listing at most; the frame of the agent's answer bounds them before. */
+const MAX_ENTRIES = 100_000;
+const MAX_DEPTH = 0xffff;
+
+export interface FilesystemServiceDeps {
+  readonly agent: Agent;
+  readonly defaultUser: string;
+  readonly defaultWorkdir: string | undefined;
+}
+
+type Unary = Pick<ServiceImpl<typeof Filesystem>, 'stat' | 'makeDir' | 'move' | 'listDir' | 'remove'>;
+
+/** The calls of `filesystem.Filesystem` that answer once (contract e2b.md section 9.3). */
+export function createFilesystemService(deps: FilesystemServiceDeps): Unary {
+  const { agent, defaultWorkdir } = deps;
+
+  async function userOf(context: HandlerContext): Promise<GuestUser> {
+    const name = context.values.get(CALL_VALUES).user ?? deps.defaultUser;
+    return await lookupRpcUser(agent, name, context.signal);
+  }
+
+  function resolve(path: string, user: GuestUser): string {
+    return resolveGuestPath(path, { home: user.home, defaultWorkdir });
+  }
+
+  return {
+    async stat(request, context) {
+      const path = resolve(request.path, await userOf(context));
+      const entry = await agent.stat(path, context.signal).catch(failure({ missing: `file not found: ${path}` }));
+      return { entry: toEntryInfo(entry) };
+    },
+
+    async listDir(request, context) {
+      const path = resolve(request.path, await userOf(context));
+      const options = { depth: Math.min(Math.max(request.depth, 1), MAX_DEPTH), max: MAX_ENTRIES };
+      const { entries, truncated } = await agent
+        .listDir(path, options, context.signal)
+        .catch(failure({ missing: `directory not found: ${path}`, kind: `path is not a directory: ${path}` }));
+      if (truncated) {
+        throw new PlatformError(
+          'capacity',
+          `directory has too many entries to list at once (${entries.length} fit): ${path}`,
+        );
+      }
+      return { entries: entries.map(toEntryInfo) };
+    },
+
+    async makeDir(request, context) {
+      const user = await userOf(context);
+      const path = resolve(request.path, user);
+      const owner = { uid: user.uid, gid: user.gid, mode: DIRECTORY_MODE };
+      const { created } = await agent
+        .makeDir(path, owner, context.signal)
+        .catch(failure({ kind: `path already exists but it is not a directory: ${path}` }));
+      if (!created) throw new PlatformError('already_exists', `directory already exists: ${path}`);
+      return { entry: toEntryInfo(await agent.stat(path, context.signal)) };
+    },
+
+    async move(request, context) {
+      const user = await userOf(context);
+      const source = resolve(request.source, user);
+      const destination = resolve(request.destination, user);
+      await agent
+        .rename(source, destination, { uid: user.uid, gid: user.gid }, context.signal)
+        .catch(failure({ missing: `source file not found: ${source}` }));
+      return { entry: toEntryInfo(await agent.stat(destination, context.signal)) };
+    },
+
+    async remove(request, context) {
+      const path = resolve(request.path, await userOf(context));
+      if (normalize(path) === '/') throw new PlatformError('invalid_argument', 'the root directory cannot be removed');
+      await agent.remove(path, context.signal);
+      return {};
+    },
+  };
+}
+
+/** Puts the guest's refusal in the words of the call; what it does not name passes unchanged. */
+function failure(words: { readonly missing?: string; readonly kind?: string }): (caught: unknown) => never {
+  return (caught) => {
+    const error = PlatformError.fromUnknown(caught);
+    switch (error.details.status) {
+      case 'NOT_FOUND':
+        throw new PlatformError('not_found', words.missing ?? error.message, { cause: error });
+      case 'NOT_DIRECTORY':
+      case 'EXISTS':
+        if (words.kind !== undefined) throw new PlatformError('invalid_argument', words.kind, { cause: error });
+        throw new PlatformError('not_found', words.missing ?? error.message, { cause: error });
+      default:
+        throw error;
+    }
+  };
+}

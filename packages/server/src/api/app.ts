@@ -63,10 +63,6 @@ export async function createApp(deps: AppDependencies): Promise<FastifyInstance>
   });
   registerBodyParser(app, operationOf);
   registerErrors(app, operations, deps.log);
-  app.addHook('onRequest', (request, reply, done) => {
-    reply.header('x-request-id', request.id);
-    done();
-  });
   app.addHook('onResponse', (request, reply, done) => {
     request.bodyDeadline?.[Symbol.dispose]();
     const operation = operationOf(request);
@@ -106,8 +102,9 @@ function dispatch(dataPlane: AppDependencies['dataPlane'], controlPlane: Request
 
 function registerErrors(app: FastifyInstance, operations: readonly Operation[], log: Log): void {
   const notFound = createNotFound(operations);
-  // Answered before a body is read: nobody is going to look at it.
   app.addHook('onRequest', (request, reply, done) => {
+    reply.header('x-request-id', request.id);
+    // Answered before a body is read: nobody is going to look at it.
     done(request.is404 ? notFound(request, reply) : undefined);
   });
   app.setNotFoundHandler((request, reply) => sendError(reply, notFound(request, reply)));

@@ -1,4 +1,4 @@
-import { MINIMUM_REFRESH_SECONDS } from '@agentenv/core';
+import { MINIMUM_REFRESH_SECONDS, type SandboxRecord } from '@agentenv/core';
 import type { Orchestrator } from '../orchestrator/orchestrator.ts';
 import type { Handlers } from './operations.ts';
 import { type AnswerContext, toListedSandbox, toSandbox, toSandboxDetail } from './sandbox-replies.ts';
@@ -36,8 +36,8 @@ export interface SandboxHandlerDependencies {
 export function createSandboxHandlers({ orchestrator, timeouts, domain }: SandboxHandlerDependencies): SandboxHandlers {
   const context: AnswerContext = {
     domain,
-    accessToken: (record) => orchestrator.accessToken(record),
-    trafficAccessToken: (record) => orchestrator.trafficAccessToken(record),
+    accessToken: oncePerRecord((record) => orchestrator.accessToken(record)),
+    trafficAccessToken: oncePerRecord((record) => orchestrator.trafficAccessToken(record)),
   };
 
   const create = async (request: Parameters<Orchestrator['create']>[0]) => {
@@ -97,5 +97,18 @@ export function createSandboxHandlers({ orchestrator, timeouts, domain }: Sandbo
       await orchestrator.refresh(path.sandboxID, Math.max(MINIMUM_REFRESH_SECONDS, seconds));
       return { status: 204 };
     },
+  };
+}
+
+/** Records never change, they are replaced; so what is derived from one is derived once and forgotten with it. */
+function oncePerRecord(derive: (record: SandboxRecord) => string | undefined): typeof derive {
+  const known = new WeakMap<SandboxRecord, { readonly value: string | undefined }>();
+  return (record) => {
+    let entry = known.get(record);
+    if (entry === undefined) {
+      entry = { value: derive(record) };
+      known.set(record, entry);
+    }
+    return entry.value;
   };
 }

@@ -8,6 +8,7 @@
  *     --netns PATH       enter this network namespace
  *     --cgroup DIR       join this cgroup (repeatable, one per hierarchy)
  *     --uid N --gid N    become this user; supplementary groups are dropped
+ *     --group N          keep only this supplementary group (with --gid)
  *     --nofile N         limit of open files
  *     --nice N           scheduling priority
  *     --oom N            how readily the kernel ends it when memory runs out (0..1000)
@@ -63,7 +64,7 @@ struct options {
   int cgroup_count;
   struct inherited inherited[MAX_ITEMS];
   int inherited_count;
-  long uid, gid, nofile, nice, oom;
+  long uid, gid, group, nofile, nice, oom;
 };
 
 static const long UNSET = LONG_MIN;
@@ -125,6 +126,8 @@ static int parse(int argc, char **argv, struct options *options) {
       options->uid = number(value, option, 1, INT_MAX);
     } else if (strcmp(option, "--gid") == 0) {
       options->gid = number(value, option, 1, INT_MAX);
+    } else if (strcmp(option, "--group") == 0) {
+      options->group = number(value, option, 1, INT_MAX);
     } else if (strcmp(option, "--nofile") == 0) {
       options->nofile = number(value, option, 16, 1 << 20);
     } else if (strcmp(option, "--nice") == 0) {
@@ -220,7 +223,8 @@ static void limit(int resource, rlim_t value, const char *name) {
 
 static void drop_privileges(const struct options *options) {
   if (options->gid != UNSET) {
-    if (setgroups(0, NULL) != 0) fail("setgroups");
+    gid_t group = (gid_t)options->group;
+    if (setgroups(options->group == UNSET ? 0 : 1, &group) != 0) fail("setgroups");
     gid_t gid = (gid_t)options->gid;
     if (setresgid(gid, gid, gid) != 0) fail("setresgid");
   }
@@ -233,7 +237,7 @@ static void drop_privileges(const struct options *options) {
 }
 
 int main(int argc, char **argv) {
-  struct options options = {.uid = UNSET, .gid = UNSET, .nofile = UNSET, .nice = UNSET, .oom = UNSET};
+  struct options options = {.uid = UNSET, .gid = UNSET, .group = UNSET, .nofile = UNSET, .nice = UNSET, .oom = UNSET};
   int program = parse(argc, argv, &options);
 
   /* The server may have made us a session leader already; then setsid fails and nothing is left to do. */

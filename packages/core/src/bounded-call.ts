@@ -6,7 +6,7 @@ export interface CallBounds {
   readonly what: string;
   /** Milliseconds after which the call is aborted and fails with `deadline_exceeded`. */
   readonly timeoutMs: number;
-  /** How long an aborted call may unwind before it is left alone, milliseconds. */
+  /** How long an aborted call may unwind before it is left alone, milliseconds; 0: it is left at once. */
   readonly graceMs: number;
   /** Aborts the call from outside; its reason is the outcome. */
   readonly signal?: AbortSignal;
@@ -29,7 +29,8 @@ export async function callWithin<T>(
   const abort = (reason: unknown): void => {
     if (controller.signal.aborted) return;
     controller.abort(reason);
-    grace = clock.timer(bounds.graceMs, () => leftBehind.reject(reason));
+    if (bounds.graceMs === 0) leftBehind.reject(reason);
+    else grace = clock.timer(bounds.graceMs, () => leftBehind.reject(reason));
   };
   const onOuterAbort = (): void => abort(bounds.signal?.reason);
   bounds.signal?.addEventListener('abort', onOuterAbort, { once: true });

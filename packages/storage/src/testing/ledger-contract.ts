@@ -1,5 +1,5 @@
 import type { Log, SandboxRecord } from '@agentenv/core';
-import { sandboxRecord } from '@agentenv/core/testing';
+import { createRecordingLog, type RecordingLog, sandboxRecord } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { Ledger, TemplateRecord } from '../ledger.ts';
 
@@ -28,28 +28,15 @@ const template: TemplateRecord = {
   sourceDigest: 'ab'.repeat(32),
 };
 
-function recordingLog(): Log & { readonly errors: { fields: object; message: string }[] } {
-  const errors: { fields: object; message: string }[] = [];
-  const log = {
-    errors,
-    debug() {},
-    info() {},
-    warn() {},
-    error: (fields: object, message: string) => errors.push({ fields, message }),
-    child: () => log,
-  };
-  return log;
-}
-
 /** What every ledger has to do, on whatever it writes to. */
 export function describeLedgerContract(name: string, createPlace: () => Promise<LedgerPlace>): void {
   describe(`${name} keeps the ledger contract`, () => {
     let place: LedgerPlace;
-    let log: ReturnType<typeof recordingLog>;
+    let log: RecordingLog;
 
     beforeEach(async () => {
       place = await createPlace();
-      log = recordingLog();
+      log = createRecordingLog();
     });
     afterEach(async () => {
       await place[Symbol.asyncDispose]();
@@ -87,7 +74,7 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
       await using again = await place.open(log);
       expect(await again.loadSandboxes()).toEqual([full, bare]);
       expect(await again.loadTemplates()).toEqual([template]);
-      expect(log.errors).toEqual([]);
+      expect(log.find('error')).toEqual([]);
     });
 
     test('put replaces, delete forgets and forgives what is absent', async () => {
@@ -128,7 +115,7 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
       await using ledger = await place.open(log);
       expect(await ledger.loadSandboxes()).toEqual([record]);
       expect(await ledger.loadTemplates()).toEqual([template]);
-      expect(log.errors).toEqual([]);
+      expect(log.find('error')).toEqual([]);
     });
 
     test.each([
@@ -143,8 +130,8 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
       await using ledger = await place.open(log);
       await ledger.putSandbox(readable);
       expect(await ledger.loadSandboxes()).toEqual([readable]);
-      expect(log.errors).toHaveLength(1);
-      expect(log.errors[0]).toMatchObject({ fields: { id: idNumber(2) } });
+      expect(log.find('error')).toHaveLength(1);
+      expect(log.find('error')[0]).toMatchObject({ fields: { id: idNumber(2) } });
     });
 
     test('a closed ledger refuses everything and may be closed again', async () => {

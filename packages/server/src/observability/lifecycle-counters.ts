@@ -1,0 +1,32 @@
+import { Counter, type Registry } from 'prom-client';
+import type { LifecycleMetrics } from '../orchestrator/lifecycle-metrics.ts';
+
+/** Registers the counters of the sandbox life cycle. */
+export function createLifecycleCounters(registry: Registry): LifecycleMetrics {
+  const counter = <Label extends string>(name: string, help: string, labelNames: readonly Label[]): Counter<Label> =>
+    new Counter({ name, help, labelNames: [...labelNames], registers: [registry] });
+
+  const created = counter('agentenv_sandbox_creates_total', 'Sandbox launches by outcome.', ['result', 'code']);
+  const ended = counter('agentenv_sandbox_ends_total', 'Sandboxes that ended, by reason.', ['reason']);
+  const overdue = counter('agentenv_sandbox_overdue_total', 'Transitions that were older than their own deadline.', [
+    'state',
+  ]);
+  const releaseFailed = counter(
+    'agentenv_sandbox_release_failures_total',
+    'Releases that failed and are tried again.',
+    ['step'],
+  );
+  const reconciled = counter(
+    'agentenv_sandbox_reconciled_total',
+    'Generations a former server left behind, ended at start.',
+    [],
+  );
+  return {
+    createSucceeded: () => created.inc({ result: 'ok', code: '' }),
+    createFailed: (code) => created.inc({ result: 'error', code }),
+    ended: (reason) => ended.inc({ reason }),
+    overdue: (state) => overdue.inc({ state }),
+    releaseFailed: (step) => releaseFailed.inc({ step }),
+    reconciled: (count) => reconciled.inc(count),
+  };
+}

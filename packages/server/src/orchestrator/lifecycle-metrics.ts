@@ -1,0 +1,18 @@
+import type { ErrorCode } from '@agentenv/protocol';
+import type { RuntimeEndReason } from '@agentenv/runtime';
+
+/** Why a sandbox ended, as a closed set for labels. */
+export type EndReason = 'deleted' | 'expired' | 'shutdown' | 'create-failed' | 'overdue' | RuntimeEndReason;
+
+/** Counters of the life cycle, given in by whoever exports metrics. */
+export interface LifecycleMetrics {
+  createSucceeded(): void;
+  createFailed(code: ErrorCode): void;
+  ended(reason: EndReason): void;
+  /** A transition was older than its own deadline. */
+  overdue(state: string): void;
+  /** Something a sandbox held could not be released and will be tried again. */
+  releaseFailed(step: string): void;
+  /** Generations a former server left behind. */
+  reconciled(count: number): void;
+}

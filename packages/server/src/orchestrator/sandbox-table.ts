@@ -1,0 +1,156 @@
+import {
+  applyEvent,
+  type Clock,
+  createSandboxIndex,
+  type Log,
+  PlatformError,
+  type Reservation,
+  SANDBOX_STATES,
+  type SandboxEvent,
+  type SandboxPage,
+  type SandboxQuery,
+  type SandboxRecord,
+  type SandboxState,
+  type Transition,
+  type UndoStack,
+} from '@agentenv/core';
+import type { EnvdService } from '@agentenv/envd';
+import type { RunningSandbox } from '@agentenv/runtime';
+import type { LifecycleMetrics } from './lifecycle-metrics.ts';
+import type { OwnedSocketGroup } from './socket-group.ts';
+
+/** One runtime instance of a sandbox, as the data plane uses it. */
+export interface Generation {
+  readonly running: RunningSandbox;
+  readonly envd: EnvdService;
+  readonly sockets: OwnedSocketGroup;
+}
+
+/** A sandbox this server is responsible for. Its record changes through the table only. */
+export interface SandboxEntry {
+  readonly record: SandboxRecord;
+  /** Its place on the host. */
+  readonly reservation: Reservation;
+  /** Everything it holds, its place and its ledger record included. */
+  readonly undo: UndoStack;
+  /** Published when the guest answers. */
+  generation: Generation | undefined;
+  /** What its running step is doing, for logs and errors. */
+  stage: string;
+  /** Under way when it is being released. */
+  ending: Promise<void> | undefined;
+  /** Set while a failed release waits for its next attempt. */
+  retry: { readonly timer: Disposable; readonly attempt: number } | undefined;
+}
+
+export interface SandboxTable extends Disposable {
+  readonly size: number;
+  add(record: SandboxRecord, reservation: Reservation, undo: UndoStack): SandboxEntry;
+  get(id: string): SandboxEntry | undefined;
+  all(): readonly SandboxEntry[];
+  page(query: SandboxQuery): SandboxPage;
+  /**
+   * Applies an event; undefined when it means nothing in this state. Arms the watchdog of the state it enters and forgets
+   * the entry when it is gone.
+   */
+  move(entry: SandboxEntry, event: SandboxEvent): Transition | undefined;
+  /** Replaces everything about the record but its state. */
+  update(entry: SandboxEntry, record: SandboxRecord): void;
+  countByState(): Readonly<Record<SandboxState, number>>;
+}
+
+export interface SandboxTableDependencies {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly metrics: Pick<LifecycleMetrics, 'overdue'>;
+  /** How long a sandbox may be in a state that is meant to pass, milliseconds. */
+  readonly deadlines: Readonly<Partial<Record<SandboxState, number>>>;
+  /** Called once when a transition is older than its deadline. */
+  readonly onOverdue: (entry: SandboxEntry) => void;
+}
+
+interface OwnedEntry extends SandboxEntry {
+  record: SandboxRecord;
+  watchdog: Disposable | undefined;
+}
+
+export function createSandboxTable(deps: SandboxTableDependencies): SandboxTable {
+  const index = createSandboxIndex();
+  const entries = new Map<string, OwnedEntry>();
+
+  function watch(entry: OwnedEntry): void {
+    entry.watchdog?.[Symbol.dispose]();
+    entry.watchdog = undefined;
+    const { state, id } = entry.record;
+    const milliseconds = deps.deadlines[state];
+    if (milliseconds === undefined) return;
+    entry.watchdog = deps.clock.timer(milliseconds, () => {
+      deps.log.error({ sandboxId: id, state, stage: entry.stage, milliseconds }, 'a transition is overdue');
+      deps.metrics.overdue(state);
+      deps.onOverdue(entry);
+    });
+  }
+
+  /** The entry as the table owns it; an entry of somebody else's table is a programming error. */
+  function owned(entry: SandboxEntry): OwnedEntry {
+    const mine = entries.get(entry.record.id);
+    if (mine !== entry) throw new PlatformError('internal', 'a sandbox entry is used after it is gone');
+    return mine;
+  }
+
+  return {
+    get size() {
+      return entries.size;
+    },
+    add(record, reservation, undo) {
+      const entry: OwnedEntry = {
+        record,
+        reservation,
+        undo,
+        generation: undefined,
+        stage: 'record',
+        ending: undefined,
+        retry: undefined,
+        watchdog: undefined,
+      };
+      entries.set(record.id, entry);
+      index.put(record);
+      watch(entry);
+      return entry;
+    },
+    get: (id) => entries.get(id),
+    all: () => [...entries.values()],
+    page: (query) => index.page(query),
+    move(entry, event) {
+      const mine = entries.get(entry.record.id);
+      // A late event of a sandbox that is gone, or of an older one with the same id, changes nothing.
+      if (mine !== entry) return undefined;
+      const transition = applyEvent(mine.record.state, event);
+      if (transition === undefined) return undefined;
+      if (transition.to === 'gone') {
+        mine.watchdog?.[Symbol.dispose]();
+        entries.delete(mine.record.id);
+        index.delete(mine.record.id);
+        return transition;
+      }
+      mine.record = { ...mine.record, state: transition.to };
+      index.put(mine.record);
+      watch(mine);
+      return transition;
+    },
+    update(entry, record) {
+      const mine = owned(entry);
+      mine.record = { ...record, state: mine.record.state };
+      index.put(mine.record);
+    },
+    countByState() {
+      const counts = new Map<SandboxState, number>();
+      for (const { record } of entries.values()) counts.set(record.state, (counts.get(record.state) ?? 0) + 1);
+      const filled = SANDBOX_STATES.map((state) => [state, counts.get(state) ?? 0] as const);
+      return Object.fromEntries(filled) as Record<SandboxState, number>;
+    },
+    [Symbol.dispose]() {
+      for (const entry of entries.values()) entry.watchdog?.[Symbol.dispose]();
+    },
+  };
+}

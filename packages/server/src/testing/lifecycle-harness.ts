@@ -1,0 +1,196 @@
+import {
+  type AdmissionLimits,
+  createAdmission,
+  createUuidSource,
+  DEFAULT_ADMISSION_LIMITS,
+  DEFAULT_NETWORK_POLICY,
+  type HostCapacity,
+  type SandboxRecord,
+} from '@agentenv/core';
+import {
+  createFakeClock,
+  createRecordingLog,
+  createSeededRandom,
+  type FakeClock,
+  type RecordingLog,
+} from '@agentenv/core/testing';
+import type { EnvdOptions, EnvdService } from '@agentenv/envd';
+import { type Backend, createFakeBackend, createFakeWorld, type FakeWorld } from '@agentenv/runtime';
+import { createMemoryDisk, type MemoryDisk, openMemoryLedger } from '@agentenv/storage/testing';
+import { createMetrics } from '../observability/metrics.ts';
+import { DEFAULT_ORCHESTRATOR_CONFIG, type OrchestratorConfig } from '../orchestrator/config.ts';
+import { createOrchestrator, type OwnedOrchestrator } from '../orchestrator/create-orchestrator.ts';
+import type { LifecycleMetrics } from '../orchestrator/lifecycle-metrics.ts';
+import type { CreateSandbox, ListFilter } from '../orchestrator/orchestrator.ts';
+import { deriveAccessToken, deriveTrafficAccessToken } from '../secrets/tokens.ts';
+import {
+  createTemplateRegistry,
+  DEFAULT_TEMPLATE_REGISTRY_CONFIG,
+  type TemplateRegistry,
+} from '../templates/template-registry.ts';
+import { interceptLedger, type LedgerIntercept } from './intercepted-ledger.ts';
+
+export const CREATE_BASE: CreateSandbox = {
+  template: 'base',
+  timeoutSeconds: 300,
+  onTimeout: 'kill',
+  autoResume: false,
+  secure: true,
+  network: DEFAULT_NETWORK_POLICY,
+  metadata: {},
+  envVars: {},
+};
+
+export const LIST_ALL: ListFilter = {
+  states: ['running', 'paused'],
+  metadata: new Map(),
+  startedAfter: undefined,
+  template: undefined,
+  order: 'desc',
+  limit: 100,
+  nextToken: undefined,
+};
+
+export const LARGE_HOST: HostCapacity = { totalMemoryMB: 24_000, availableMemoryMB: 22_000, freeDiskMB: 200_000 };
+
+export interface HarnessOptions {
+  /** Of a host that outlives this server; a new one unless given. */
+  readonly world?: FakeWorld;
+  readonly disk?: MemoryDisk;
+  readonly clock?: FakeClock;
+  readonly intercept?: LedgerIntercept;
+  readonly createEnvd?: (options: EnvdOptions) => EnvdService;
+  readonly wrapBackend?: (backend: Backend) => Backend;
+  readonly limits?: Partial<AdmissionLimits>;
+  readonly hostCapacity?: () => Promise<HostCapacity>;
+  readonly config?: Partial<OrchestratorConfig>;
+  readonly seed?: number;
+}
+
+export interface LifecycleHarness {
+  readonly orchestrator: OwnedOrchestrator;
+  readonly templates: TemplateRegistry;
+  readonly admission: ReturnType<typeof createAdmission>;
+  readonly world: FakeWorld;
+  readonly disk: MemoryDisk;
+  readonly clock: FakeClock;
+  readonly log: RecordingLog;
+  /** Calls of the life-cycle metrics, as `name` or `name:label`. */
+  readonly counted: string[];
+  /** Ends of guest API services, in order. */
+  readonly envdEnds: string[];
+  /** Runs ready work until `condition` holds, without moving the clock; fails after many turns. */
+  until(condition: () => boolean): Promise<void>;
+  /** Records on disk. */
+  stored(): readonly SandboxRecord[];
+  /** Asserts that nothing is left of any sandbox: table, host, disk, admission. Returns what is left, empty when clean. */
+  leftovers(): Readonly<Record<string, number>>;
+}
+
+const TEST_SEED = 'test-seed';
+
+function recordMetrics(counted: string[]): LifecycleMetrics {
+  return {
+    createSucceeded: () => counted.push('createSucceeded'),
+    createFailed: (code) => counted.push(`createFailed:${code}`),
+    ended: (reason) => counted.push(`ended:${reason}`),
+    overdue: (state) => counted.push(`overdue:${state}`),
+    releaseFailed: (step) => counted.push(`releaseFailed:${step}`),
+    reconciled: (count) => counted.push(`reconciled:${count}`),
+  };
+}
+
+/** One server's life cycle on a fake host: everything real but the engines, the disk and the time. */
+export async function startLifecycle(options: HarnessOptions = {}): Promise<LifecycleHarness> {
+  const clock = options.clock ?? createFakeClock();
+  const world = options.world ?? createFakeWorld({ clock });
+  const disk = options.disk ?? createMemoryDisk();
+  const log = createRecordingLog();
+  const counted: string[] = [];
+  const envdEnds: string[] = [];
+  const memory = openMemoryLedger({ disk, log });
+  const ledger = options.intercept === undefined ? memory : interceptLedger(memory, options.intercept);
+  const fake = createFakeBackend({ world });
+  const backend = options.wrapBackend?.(fake) ?? fake;
+  const rng = createSeededRandom(options.seed ?? 1);
+  const ids = createUuidSource({ clock, rng });
+  const { stages } = createMetrics();
+  const admission = createAdmission({ ...DEFAULT_ADMISSION_LIMITS, ...options.limits });
+  const config: OrchestratorConfig = { ...DEFAULT_ORCHESTRATOR_CONFIG, envdVersion: '0.6.13', ...options.config };
+  const templates = createTemplateRegistry({
+    backend,
+    ledger,
+    clock,
+    rng,
+    ids,
+    log,
+    stages,
+    sources: [
+      {
+        name: 'base',
+        rootfs: { path: '/fake/base', digest: 'ba5e'.repeat(16) },
+        resources: { vcpus: 2, memoryMB: 1024, diskSizeMB: 10_240 },
+      },
+    ],
+    namespace: 'default',
+    envdVersion: '0.6.13',
+    config: DEFAULT_TEMPLATE_REGISTRY_CONFIG,
+  });
+  const orchestrator = await createOrchestrator({
+    backend,
+    ledger,
+    templates,
+    createEnvd:
+      options.createEnvd ??
+      ((envd) => ({
+        handle() {},
+        async [Symbol.asyncDispose]() {
+          envdEnds.push(envd.sandboxId);
+        },
+      })),
+    tokens: {
+      accessToken: (id) => deriveAccessToken(TEST_SEED, id),
+      trafficAccessToken: (id) => deriveTrafficAccessToken(TEST_SEED, id),
+    },
+    admission,
+    hostCapacity: options.hostCapacity ?? (async () => LARGE_HOST),
+    clock,
+    rng,
+    ids,
+    log,
+    stages,
+    metrics: recordMetrics(counted),
+    config,
+  });
+  await templates.start();
+
+  return {
+    orchestrator,
+    templates,
+    admission,
+    world,
+    disk,
+    clock,
+    log,
+    counted,
+    envdEnds,
+    async until(condition) {
+      for (let turn = 0; !condition(); turn++) {
+        if (turn === 1_000) throw new Error('the condition never came true');
+        await clock.advance(0);
+      }
+    },
+    stored: () => [...disk.sandboxes.values()].map((json) => JSON.parse(json) as SandboxRecord),
+    leftovers() {
+      const left = {
+        machines: world.machines.size,
+        records: disk.sandboxes.size,
+        listed: orchestrator.list(LIST_ALL).sandboxes.length,
+        sandboxes: Object.values(orchestrator.status().sandboxes).reduce((sum, count) => sum + count, 0),
+        places: admission.status().sandboxes,
+        committedMemoryMB: admission.status().committedMemoryMB,
+      };
+      return Object.fromEntries(Object.entries(left).filter(([, count]) => count !== 0));
+    },
+  };
+}

@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto';
-import { createReadStream } from 'node:fs';
+import { createReadStream, type Dirent } from 'node:fs';
 import { mkdir, readdir, readFile, rename, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
@@ -16,16 +16,23 @@ export async function sha256File(path: string): Promise<string> {
   return hash.digest('hex');
 }
 
+/** Everything below a directory, parents first, siblings by name; links are named and never followed. */
+export async function* walk(directory: string): AsyncGenerator<{ readonly path: string; readonly entry: Dirent }> {
+  const entries = await readdir(directory, { withFileTypes: true });
+  for (const entry of entries.sort((a, b) => (a.name < b.name ? -1 : 1))) {
+    const path = join(directory, entry.name);
+    yield { path, entry };
+    if (entry.isDirectory()) yield* walk(path);
+  }
+}
+
 /** sha256 over the relative paths and contents of every file below a directory that `accept` takes. */
 export async function sha256Tree(directory: string, accept: (path: string) => boolean): Promise<string> {
-  const entries = await readdir(directory, { recursive: true, withFileTypes: true });
-  const paths = entries
-    .filter((entry) => entry.isFile())
-    .map((entry) => join(entry.parentPath, entry.name).slice(directory.length + 1))
-    .filter(accept)
-    .sort();
   const hash = createHash('sha256');
-  for (const path of paths) hash.update(`${path}\0${sha256(await readFile(join(directory, path)))}\n`);
+  for await (const { path, entry } of walk(directory)) {
+    const relative = path.slice(directory.length + 1);
+    if (entry.isFile() && accept(relative)) hash.update(`${relative}\0${sha256(await readFile(path))}\n`);
+  }
   return hash.digest('hex');
 }
 

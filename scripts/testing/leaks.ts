@@ -1,4 +1,4 @@
-import { readdir, readFile, readlink } from 'node:fs/promises';
+import { readdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { run } from '../lib/command.ts';
 import { readTextIfPresent } from '../lib/files.ts';
@@ -132,16 +132,12 @@ async function loopDevices(): Promise<string[]> {
   return attached.flat();
 }
 
-/** Files, sockets and directories below our names in the shared directories. */
+/** Files and directories of ours in the shared directories. */
 async function files(): Promise<string[]> {
   const found: string[] = [];
   for (const directory of OUR_FILES) {
     for (const name of (await names(directory)).filter((entry) => OUR_FILE_NAME.test(entry))) {
-      const path = join(directory, name);
-      found.push(path);
-      // A link names one file, and what a directory holds may vanish while it is listed.
-      if ((await readlink(path).catch(() => undefined)) !== undefined) continue;
-      found.push(...(await readdir(path, { recursive: true }).catch(() => [])).map((member) => join(path, member)));
+      found.push(join(directory, name));
     }
   }
   return found;

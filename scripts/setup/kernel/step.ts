@@ -1,6 +1,6 @@
 import { mkdir, readdir, readFile, rename, stat, writeFile } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
-import { sha256 } from '../../lib/files.ts';
+import { sha256, walk } from '../../lib/files.ts';
 import { parseDepends } from '../apt/depends.ts';
 import { aptOptions } from '../apt/lists.ts';
 import { type CpioEntry, cpioArchive, S_IFDIR, S_IFLNK, S_IFREG } from '../cpio.ts';
@@ -120,14 +120,11 @@ async function moduleArchive(
 }
 
 async function treeEntries(root: string): Promise<CpioEntry[]> {
-  const found = await readdir(root, { recursive: true, withFileTypes: true });
-  const paths = found.map((entry) => ({ entry, path: join(entry.parentPath, entry.name).slice(root.length + 1) }));
-  paths.sort((a, b) => (a.path < b.path ? -1 : 1));
-  return Promise.all(
-    paths.map(async ({ entry, path }) =>
-      entry.isDirectory()
-        ? { path, mode: S_IFDIR | 0o755 }
-        : { path, mode: S_IFREG | 0o644, data: await readFile(join(root, path)) },
-    ),
-  );
+  const entries: CpioEntry[] = [];
+  for await (const { path, entry } of walk(root)) {
+    const name = path.slice(root.length + 1);
+    if (entry.isDirectory()) entries.push({ path: name, mode: S_IFDIR | 0o755 });
+    else entries.push({ path: name, mode: S_IFREG | 0o644, data: await readFile(path) });
+  }
+  return entries;
 }

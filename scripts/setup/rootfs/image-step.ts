@@ -6,7 +6,6 @@ import {
   lstat,
   lutimes,
   mkdir,
-  readdir,
   readFile,
   rename,
   rm,
@@ -15,7 +14,7 @@ import {
   writeFile,
 } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
-import { sha256, sha256File } from '../../lib/files.ts';
+import { sha256, sha256File, walk } from '../../lib/files.ts';
 import type { SetupContext, SetupStep, StepResult, StepResults } from '../step.ts';
 import { DATES_FILE } from './debian-step.ts';
 import { FILES, GUEST_COMMANDS, GUEST_COPY, REMOVED } from './recipe.ts';
@@ -204,10 +203,9 @@ async function emptyFile(path: string): Promise<string> {
 async function clampTimes(root: string, epoch: number): Promise<{ blocks: number; inodes: number }> {
   let blocks = 0;
   let inodes = 0;
-  const entries = await readdir(root, { recursive: true, withFileTypes: true });
-  // Deepest first: touching a member changes its directory's time.
-  const paths = entries.map((entry) => join(entry.parentPath, entry.name)).sort((a, b) => (a < b ? 1 : -1));
-  for (const path of [...paths, root]) {
+  const paths = [root];
+  for await (const { path } of walk(root)) paths.push(path);
+  for (const path of paths) {
     const status = await lstat(path);
     inodes += 1;
     blocks += status.isSymbolicLink() ? 0 : Math.ceil(status.size / BLOCK_BYTES);

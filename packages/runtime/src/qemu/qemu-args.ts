@@ -4,7 +4,12 @@ import type { GuestAddressing } from '../network/slot.ts';
 
 /** How guest instructions run. `tscKhz` is the rate of the host's time stamp counter, which an emulated guest reads directly. */
 export type Accelerator =
-  | { readonly kind: 'kvm'; readonly cpuModel: string }
+  | {
+      readonly kind: 'kvm';
+      readonly cpuModel: string;
+      /** Group that may open `/dev/kvm`; undefined when everybody may. */
+      readonly group: number | undefined;
+    }
   | { readonly kind: 'tcg'; readonly tscKhz: number };
 
 /**
@@ -76,7 +81,8 @@ function accelerationArguments(accelerator: Accelerator): string[] {
 }
 
 function startArguments(start: EngineStart): string[] {
-  if (start.kind === 'incoming') return ['-incoming', 'defer'];
+  // The capture remembers that its guest ran; stopped it stays until it is told to go on.
+  if (start.kind === 'incoming') return ['-S', '-incoming', 'defer'];
   return ['-kernel', fdPath(ENGINE_FD.kernel), '-initrd', fdPath(ENGINE_FD.initramfs), '-append', start.commandLine];
 }
 

@@ -1,0 +1,264 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { chown, mkdir, open, realpath, rm } from 'node:fs/promises';
+import { connect, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { type Clock, PlatformError, type Resources } from '@agentenv/core';
+import type { RuntimeEnd } from '../backend.ts';
+import type { NetworkSlot } from '../network/slot.ts';
+import { watchEnd } from './engine-end.ts';
+import { type EngineHost, SHORT_NAME_LENGTH } from './engine-host.ts';
+import { type ProcessIdentity, processStartTime, waitUntilGone } from './processes.ts';
+import { createOverlay } from './qcow2.ts';
+import {
+  type Accelerator,
+  AGENT_SOCKET,
+  ENGINE_FD,
+  type EngineStart,
+  engineArguments,
+  QMP_SOCKET,
+  TRANSLATION_CACHE_MIB,
+  UPPER_IMAGE,
+} from './qemu-args.ts';
+import { openQmp, type Qmp } from './qmp.ts';
+import { keepTail } from './stderr-tail.ts';
+
+const MIB = 1024 * 1024;
+/** Memory of an engine beside its guest's and its translated code: heaps, stacks, buffers of devices. */
+const ENGINE_OVERHEAD_MIB = 192;
+const ENGINE_OPEN_FILES = 1_024;
+/** Engines go first when the host runs out of memory; the server stays. */
+const ENGINE_OOM_SCORE = 300;
+/** Where control groups cannot weigh engines, being nicer than the server has to do. */
+const ENGINE_NICE = 5;
+const START_DEADLINE_MS = 30_000;
+const KILL_DEADLINE_MS = 10_000;
+const CONNECT_POLL_MS = 4;
+const EMPTY_MEMORY = 'memory.empty';
+
+/** The files an engine is started on. */
+export interface EngineFiles {
+  /** Mapped privately, so never changed by the guest; undefined: an empty one, for a guest that boots. */
+  readonly memory: string | undefined;
+  readonly rootfs: string;
+  /** Read-only lower layer of the writable disk. */
+  readonly disk: string;
+  /** Captured devices, of a restore. */
+  readonly deviceState: string | undefined;
+}
+
+export interface EngineRequest {
+  readonly slot: NetworkSlot;
+  readonly resources: Resources;
+  readonly start: EngineStart;
+  readonly files: EngineFiles;
+}
+
+/** Facts with which a later server finds exactly this engine. */
+export interface EngineIdentity extends ProcessIdentity {
+  readonly name: string;
+  readonly uuid: string;
+  readonly [key: string]: unknown;
+}
+
+/** A QEMU process of our own: alive until `ended`, gone without trace after its disposal. */
+export interface Engine extends AsyncDisposable {
+  readonly identity: EngineIdentity;
+  readonly qmp: Qmp;
+  /** Uid and gid of the process. */
+  readonly uid: number;
+  readonly agentSocket: string;
+  /** Directory of the writable disk, which the engine reaches as its `instance` descriptor. */
+  readonly directory: string;
+  /** The file mapped as guest memory, as the kernel names it. */
+  readonly mapped: string;
+  readonly files: EngineFiles;
+  /** Resolves once, when the engine or its guest can no longer run. */
+  readonly ended: Promise<RuntimeEnd>;
+  /** SIGKILL; resolves when the process is gone. */
+  kill(): Promise<void>;
+}
+
+function wait(clock: Clock, milliseconds: number): Promise<void> {
+  return new Promise((resolve) => {
+    clock.timer(milliseconds, resolve);
+  });
+}
+
+function tryConnect(path: string): Promise<Socket | undefined> {
+  return new Promise((resolve) => {
+    const socket = connect(path);
+    socket.once('connect', () => resolve(socket));
+    socket.once('error', () => resolve(undefined));
+  });
+}
+
+/** An empty memory file for a guest that boots: all of it a hole. */
+async function createEmptyMemory(path: string, bytes: number, owner: number): Promise<void> {
+  const file = await open(path, 'wx', 0o600);
+  try {
+    await file.truncate(bytes);
+    await file.chown(owner, owner);
+  } finally {
+    await file.close();
+  }
+}
+
+function groupArguments(accelerator: Accelerator): string[] {
+  const group = accelerator.kind === 'kvm' ? accelerator.group : undefined;
+  return group === undefined ? [] : ['--group', String(group)];
+}
+
+function launcherArguments(
+  host: EngineHost,
+  request: EngineRequest,
+  directories: { readonly sockets: string; readonly instance: string },
+  cgroups: readonly string[],
+  memory: string,
+): string[] {
+  const { slot, files, start } = request;
+  const inherited: [option: string, descriptor: number, name: string][] = [
+    ['--tap', ENGINE_FD.tap, slot.tap],
+    ['--dir', ENGINE_FD.runtime, directories.sockets],
+    ['--dir', ENGINE_FD.instance, directories.instance],
+    ['--file', ENGINE_FD.memory, memory],
+    ['--file', ENGINE_FD.rootfs, files.rootfs],
+    ['--file', ENGINE_FD.disk, files.disk],
+  ];
+  if (files.deviceState !== undefined) inherited.push(['--file', ENGINE_FD.deviceState, files.deviceState]);
+  if (start.kind === 'boot') {
+    inherited.push(['--file', ENGINE_FD.kernel, host.artifacts.kernel.path]);
+    inherited.push(['--file', ENGINE_FD.initramfs, host.artifacts.initramfs.path]);
+  }
+  return [
+    ...['--netns', slot.networkNamespacePath],
+    ...['--uid', String(slot.uid), '--gid', String(slot.uid)],
+    ...groupArguments(host.accelerator),
+    ...['--nofile', String(ENGINE_OPEN_FILES), '--oom', String(ENGINE_OOM_SCORE), '--nice', String(ENGINE_NICE)],
+    ...cgroups.flatMap((directory) => ['--cgroup', directory]),
+    ...inherited.flatMap(([option, descriptor, name]) => [option, `${descriptor}=${name}`]),
+  ];
+}
+
+/**
+ * Starts an engine in its slot's namespace, as the slot's uid, in a session and control group of its own. Resolves when
+ * its control socket answers. Rejects with `create_failed` and the engine's own words; nothing is left then.
+ */
+export async function startEngine(host: EngineHost, request: EngineRequest, signal?: AbortSignal): Promise<Engine> {
+  const { clock, layout } = host;
+  const { slot, resources } = request;
+  signal?.throwIfAborted();
+  const uuid = uuidOf(host.rng.bytes(16));
+  const short = uuid.replaceAll('-', '').slice(0, SHORT_NAME_LENGTH);
+  const name = `${layout.namePrefix}${short}`;
+  const sockets = join(layout.sockets, short);
+  const instance = join(layout.instances, short);
+  const log = host.log.child({ engine: name });
+  await using undo = new AsyncDisposableStack();
+
+  undo.defer(() => rm(instance, { recursive: true, force: true }));
+  undo.defer(() => rm(sockets, { recursive: true, force: true }));
+  for (const directory of [sockets, instance]) {
+    await mkdir(directory, { mode: 0o700 });
+    await chown(directory, slot.uid, slot.uid);
+  }
+  await createOverlay(join(instance, UPPER_IMAGE), resources.diskSizeMB * MIB, slot.uid);
+  const memory = request.files.memory ?? join(instance, EMPTY_MEMORY);
+  if (request.files.memory === undefined) await createEmptyMemory(memory, resources.memoryMB * MIB, slot.uid);
+  const mapped = await realpath(memory);
+
+  undo.defer(() => host.cgroups.remove(name));
+  const translation = host.accelerator.kind === 'tcg' ? TRANSLATION_CACHE_MIB : 0;
+  const memoryLimit = (resources.memoryMB + translation + ENGINE_OVERHEAD_MIB) * MIB;
+  const cgroups = await host.cgroups.create(name, memoryLimit);
+  signal?.throwIfAborted();
+
+  const spec = { name, uuid, accelerator: host.accelerator, resources, mac: slot.guest.mac, start: request.start };
+  const child = spawn(
+    host.artifacts.launcher.path,
+    [
+      ...launcherArguments(host, request, { sockets, instance }, cgroups, memory),
+      '--',
+      host.enginePath,
+      ...engineArguments(spec),
+    ],
+    // The engine ignores SIGPIPE: when this server dies its last words are lost and nothing else.
+    { detached: true, cwd: '/', env: {}, stdio: ['ignore', 'ignore', 'pipe'] },
+  );
+  const tail = keepTail(child.stderr);
+  const exited = exitOf(child);
+  undo.defer(async () => {
+    child.kill('SIGKILL');
+    await exited;
+  });
+  child.unref();
+
+  const gone = new AbortController();
+  void exited.then((how) => gone.abort(startFailure(how, tail.text())));
+  const starting = signal === undefined ? gone.signal : AbortSignal.any([gone.signal, signal]);
+  const qmp = await connectQmp(join(sockets, QMP_SOCKET), clock, starting);
+  undo.use(qmp);
+  const pid = child.pid;
+  const startTime = pid === undefined ? undefined : await processStartTime(pid);
+  if (pid === undefined || startTime === undefined) throw startFailure(await exited, tail.text());
+  // The sockets are bound: from here on nobody but root can put another one in their place.
+  await chown(sockets, 0, 0);
+
+  const identity: EngineIdentity = { pid, startTime, name, uuid };
+  const ended = watchEnd({ qmp, exited, tail: tail.text, clock, log });
+  const release = undo.move();
+  let killing: Promise<void> | undefined;
+
+  async function killAndWait(): Promise<void> {
+    child.kill('SIGKILL');
+    await exited;
+    await waitUntilGone(identity, clock, KILL_DEADLINE_MS);
+  }
+
+  return {
+    identity,
+    qmp,
+    uid: slot.uid,
+    agentSocket: join(sockets, AGENT_SOCKET),
+    directory: instance,
+    mapped,
+    files: request.files,
+    ended,
+    kill() {
+      killing ??= killAndWait();
+      return killing;
+    },
+    async [Symbol.asyncDispose]() {
+      await release.disposeAsync();
+    },
+  };
+}
+
+function startFailure(how: string, words: string): PlatformError {
+  return new PlatformError('create_failed', 'the virtual machine could not be started', { details: { how, words } });
+}
+
+function uuidOf(bytes: Uint8Array): string {
+  const hex = Buffer.from(bytes).toString('hex');
+  return [hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20), hex.slice(20)].join('-');
+}
+
+/** Resolves with one phrase when the process has ended or could not be started. */
+function exitOf(child: ChildProcess): Promise<string> {
+  return new Promise((resolve) => {
+    child.once('error', (error) => resolve(error.message));
+    child.once('exit', (code, signal) => resolve(signal === null ? `exit status ${code}` : `signal ${signal}`));
+  });
+}
+
+async function connectQmp(path: string, clock: Clock, signal: AbortSignal | undefined): Promise<Qmp> {
+  const deadline = clock.monotonic() + START_DEADLINE_MS;
+  for (;;) {
+    signal?.throwIfAborted();
+    const socket = await tryConnect(path);
+    if (socket !== undefined) return openQmp(socket, clock, signal);
+    if (clock.monotonic() > deadline) {
+      throw new PlatformError('create_failed', 'the virtual machine did not open its control socket');
+    }
+    await wait(clock, CONNECT_POLL_MS);
+  }
+}

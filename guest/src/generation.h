@@ -1,0 +1,36 @@
+/* Quiesce and activate: the two ends of a capture, and the beginning of each generation of a sandbox. */
+#ifndef AENV_GENERATION_H
+#define AENV_GENERATION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "loop.h"
+#include "stream.h"
+
+struct agent;
+struct request;
+
+enum generation_state {
+  GENERATION_RUNNING,
+  GENERATION_FREEZING, /* a quiesce is under way */
+  GENERATION_QUIESCED,
+};
+
+struct generation {
+  enum generation_state state;
+  struct stream quiesce; /* of the request, until it is answered */
+  uint32_t lease_ms;
+  uint64_t freeze_started_ns;
+  struct timer freeze_deadline;
+  struct timer lease;
+  struct stream activation; /* of an activate whose files are being written */
+  unsigned writers;         /* workers that write such files; more than one only after a resync in between */
+};
+
+void generation_quiesce(struct agent *agent, const struct request *request);
+void generation_activate(struct agent *agent, const struct request *request);
+/* Ends a quiesce, or one under way, without an answer. */
+void generation_thaw(struct agent *agent);
+
+#endif

@@ -7,3 +7,4 @@ export * from './fingerprint.ts';
 export * from './network/addressing.ts';
 export * from './network/slot.ts';
 export * from './network/slots.ts';
+export * from './qemu/index.ts';

@@ -1,0 +1,315 @@
+import { availableParallelism } from 'node:os';
+import { type Clock, type Log, PlatformError, type Rng } from '@agentenv/core';
+import { activationFor } from '../activation.ts';
+import type { HostArtifacts } from '../artifacts.ts';
+import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import { createExec } from '../exec.ts';
+import { assertRestorable } from '../fingerprint.ts';
+import { GUEST_ADDRESSING } from '../network/addressing.ts';
+import type { NetworkSlots } from '../network/slot.ts';
+import { createPool, type Pool, type PoolStatus } from '../pool/pool.ts';
+import { BACKEND_NAME } from './capture.ts';
+import { createEngineCgroups } from './cgroups.ts';
+import { createClockKeeper } from './clock-keeper.ts';
+import { type EngineHost, engineLayout, makeLayout } from './engine-host.ts';
+import { createGate } from './gate.ts';
+import { removeLeftovers } from './leftovers.ts';
+import { bootMachine, type Machine, type MachineDeps, restoreMachine } from './machine.ts';
+import { watchMemory } from './memory-pressure.ts';
+import { createMemoryThread } from './memory-thread.ts';
+import { type AcceleratorChoice, probeHost, probeKvm, readEngineVersion } from './probe.ts';
+import { type Accelerator, engineFingerprint } from './qemu-args.ts';
+import { createRunningVm } from './running-vm.ts';
+import { createSnapshotIntegrity } from './snapshot-integrity.ts';
+import { createTemplates, type Templates } from './templates.ts';
+import { cachedTscKhz, measureTscKhz, readCpuModel } from './tsc.ts';
+import { makeWarmMachine, type WarmMachine, wakeMachine } from './warm-machine.ts';
+
+const DEFAULT_ENGINE = '/usr/bin/qemu-system-x86_64';
+const CGROUP_ROOT = '/sys/fs/cgroup';
+const SWEEP_MS = 30_000;
+const POOL_RETRY_MS = 1_000;
+const POOL_DEMAND_WINDOW_MS = 60_000;
+/** Engines started at the same time for waiting callers, per core: more only delays the first of them. */
+const STARTS_PER_CORE = 2;
+
+export interface QemuBackendOptions {
+  readonly artifacts: HostArtifacts;
+  /** Templates, disks and what is measured once; on a disk with room. Absolute. */
+  readonly home: string;
+  /** Sockets; at most 80 bytes long. Absolute. */
+  readonly runtimeDir: string;
+  readonly slots: NetworkSlots;
+  readonly clock: Clock;
+  readonly rng: Rng;
+  readonly log: Log;
+  /** `auto`: KVM where an unprivileged engine can use it. */
+  readonly accelerator: AcceleratorChoice;
+  readonly pool: {
+    /** Guests kept ready per warmed template when nobody asks; 0 and `high` 0 for none. */
+    readonly low: number;
+    /** Guests kept ready per warmed template at most. */
+    readonly high: number;
+  };
+  readonly enginePath?: string;
+}
+
+type WarmPool = Pool<WarmMachine>;
+
+/** Everything that needs the host's facts; found out once, with the first call. */
+interface Ready extends MachineDeps {
+  readonly host: EngineHost;
+  readonly templates: Templates;
+}
+
+/**
+ * MicroVMs by QEMU, with KVM or emulated (design section 4). Throws `invalid_argument` when `runtimeDir` is too long for
+ * socket paths. Disposing ends every sandbox and pool entry of this backend.
+ */
+export function createQemuBackend(options: QemuBackendOptions): Backend {
+  const { artifacts, home, slots, clock, rng, log } = options;
+  const enginePath = options.enginePath ?? DEFAULT_ENGINE;
+  const layout = engineLayout(home, options.runtimeDir);
+  const exec = createExec({ clock });
+  const memory = createMemoryThread();
+  const integrity = createSnapshotIntegrity({ memory, log });
+  const clocks = createClockKeeper(clock);
+  const gate = createGate(Math.max(2, availableParallelism() * STARTS_PER_CORE));
+  const stopping = new AbortController();
+  const pools = new Map<string, WarmPool>();
+  const running = new Set<RunningSandbox>();
+  const formerPools = { hits: 0, misses: 0 };
+  let unpooledMisses = 0;
+  let sweepTimer: Disposable | undefined;
+  let ready: Promise<Ready> | undefined;
+
+  async function chooseAccelerator(): Promise<Accelerator> {
+    const cpuModel = await readCpuModel();
+    const kvm = options.accelerator === 'tcg' ? undefined : await probeKvm();
+    if (kvm?.usable) return { kind: 'kvm', cpuModel, group: kvm.group };
+    if (options.accelerator === 'kvm') throw new PlatformError('unavailable', `KVM was asked for: ${kvm?.reason}`);
+    const { signal } = stopping;
+    const measure = () => measureTscKhz({ enginePath, kernelPath: artifacts.kernel.path, clock, signal });
+    return { kind: 'tcg', tscKhz: await cachedTscKhz(home, cpuModel, measure) };
+  }
+
+  async function prepareHost(): Promise<Ready> {
+    await makeLayout(layout);
+    const engineVersion = await readEngineVersion(enginePath, exec);
+    const accelerator = await chooseAccelerator();
+    const { digest: kernelDigest } = artifacts.kernel;
+    const { mac } = GUEST_ADDRESSING;
+    const fingerprint = engineFingerprint({ engineVersion, accelerator, kernelDigest, mac });
+    const cgroups = await createEngineCgroups({ root: CGROUP_ROOT, clock, log });
+    const host: EngineHost = {
+      ...{ layout, artifacts, enginePath, engineVersion, accelerator, fingerprint, cgroups },
+      ...{ memory, clock, rng, log },
+    };
+    const deps = { host, slots, exec };
+    return { ...deps, templates: createTemplates({ ...deps, integrity, stopping: stopping.signal }) };
+  }
+
+  function onHost(): Promise<Ready> {
+    if (stopping.signal.aborted) return Promise.reject(new PlatformError('unavailable', 'the backend is shut down'));
+    ready ??= prepareHost().catch((caught: unknown) => {
+      // The next call tries again: what was missing may have been installed.
+      ready = undefined;
+      throw PlatformError.fromUnknown(caught, 'the host could not be prepared');
+    });
+    return ready;
+  }
+
+  /** The machine becomes the plan's sandbox: its key, identity and files, before any user instruction runs. */
+  async function activate(
+    { host }: Ready,
+    machine: Machine,
+    plan: LaunchPlan,
+    signal: AbortSignal | undefined,
+  ): Promise<RunningSandbox> {
+    await machine.agent.activate(activationFor(plan, machine.slot.guest), signal);
+    const sandbox = createRunningVm({
+      ...{ host, machine, plan, exec, clocks },
+      onCaptured: (snapshot) => integrity.trust(snapshot),
+      onGone: () => running.delete(sandbox),
+    });
+    running.add(sandbox);
+    return sandbox;
+  }
+
+  function foreground(): Disposable {
+    const held = [...pools.values()].map((pool) => pool.foreground());
+    return {
+      [Symbol.dispose]() {
+        for (const pass of held) pass[Symbol.dispose]();
+      },
+    };
+  }
+
+  /** Gets a machine by `make`, activates it, and leaves nothing of it when either fails. */
+  async function launch(
+    plan: LaunchPlan,
+    signal: AbortSignal | undefined,
+    make: (ready: Ready, signal: AbortSignal) => Promise<Machine>,
+  ): Promise<RunningSandbox> {
+    try {
+      const abort = signal === undefined ? stopping.signal : AbortSignal.any([signal, stopping.signal]);
+      abort.throwIfAborted();
+      const deps = await onHost();
+      using _pools = foreground();
+      await using undo = new AsyncDisposableStack();
+      const machine = undo.use(await make(deps, abort));
+      const sandbox = await activate(deps, machine, plan, abort);
+      undo.move();
+      return sandbox;
+    } catch (caught) {
+      throw PlatformError.fromUnknown(caught, 'the sandbox could not be started');
+    }
+  }
+
+  async function startCold<T>(signal: AbortSignal, start: () => Promise<T>): Promise<T> {
+    using _pass = await gate.enter(signal);
+    return await start();
+  }
+
+  /** A warm machine where there is one, else a fresh restore. */
+  async function obtain(
+    deps: Ready,
+    snapshot: StoredSnapshot,
+    plan: LaunchPlan,
+    signal: AbortSignal,
+  ): Promise<Machine> {
+    const pool = pools.get(snapshot.directory);
+    const entry = pool?.claim();
+    if (pool === undefined) unpooledMisses++;
+    if (entry !== undefined) {
+      try {
+        await wakeMachine(entry.machine, plan.network, signal);
+        return entry.machine;
+      } catch (caught) {
+        await entry[Symbol.asyncDispose]();
+        signal.throwIfAborted();
+        log.warn({ error: PlatformError.fromUnknown(caught) }, 'a pool entry could not be used');
+      }
+    }
+    return startCold(signal, () => restoreMachine(deps, snapshot, plan.network, signal));
+  }
+
+  function sweepLater(): void {
+    if (stopping.signal.aborted || sweepTimer !== undefined) return;
+    sweepTimer = clock.timer(SWEEP_MS, () => {
+      sweepTimer = undefined;
+      sweep()
+        .catch((error: unknown) => log.error({ error }, 'captured files could not be checked'))
+        .finally(sweepLater);
+    });
+  }
+
+  async function closePool(directory: string): Promise<void> {
+    const pool = pools.get(directory);
+    pools.delete(directory);
+    if (pool === undefined) return;
+    const { hits, misses } = pool.status();
+    formerPools.hits += hits;
+    formerPools.misses += misses;
+    await pool[Symbol.asyncDispose]();
+  }
+
+  async function sweep(): Promise<void> {
+    for (const directory of await integrity.sweep()) await closePool(directory);
+  }
+
+  const pressure = watchMemory({
+    clock,
+    log,
+    onLow() {
+      for (const pool of pools.values()) {
+        pool.suspend().catch((error: unknown) => log.error({ error }, 'the pool could not be given up'));
+      }
+    },
+    onRecovered() {
+      for (const pool of pools.values()) pool.resume();
+    },
+  });
+
+  return {
+    name: BACKEND_NAME,
+    async probe() {
+      const cgroups = await createEngineCgroups({ root: CGROUP_ROOT, clock, log });
+      const { accelerator } = options;
+      const uid = process.getuid?.();
+      return probeHost({ artifacts, enginePath, accelerator, exec, uid, cgroupLimitation: cgroups.limitation });
+    },
+    async prepareTemplate(rootfs, resources, signal) {
+      const { templates } = await onHost();
+      const snapshot = await templates.prepare(rootfs, resources, signal);
+      sweepLater();
+      return snapshot;
+    },
+    warm(snapshot) {
+      if (stopping.signal.aborted || options.pool.high === 0 || pools.has(snapshot.directory)) return;
+      const pool = createPool<WarmMachine>({
+        ...options.pool,
+        concurrency: 1,
+        demandWindowMs: POOL_DEMAND_WINDOW_MS,
+        retryMs: POOL_RETRY_MS,
+        clock,
+        log,
+        async create(signal) {
+          const deps = await onHost();
+          await integrity.verify(snapshot);
+          return makeWarmMachine(deps, snapshot, signal);
+        },
+      });
+      pools.set(snapshot.directory, pool);
+    },
+    create(rootfs, plan, signal) {
+      const { resources, network } = plan;
+      return launch(plan, signal, (deps, abort) =>
+        startCold(abort, () => bootMachine(deps, { rootfs, resources, network }, abort)),
+      );
+    },
+    restore(snapshot, plan, signal) {
+      return launch(plan, signal, async (deps, abort) => {
+        assertRestorable(snapshot.manifest, { backend: BACKEND_NAME, fingerprint: deps.host.fingerprint });
+        await integrity.verify(snapshot);
+        return obtain(deps, snapshot, plan, abort);
+      });
+    },
+    async reconcile() {
+      const { host } = await onHost();
+      return { ended: await removeLeftovers(host) };
+    },
+    status() {
+      const sum: PoolStatus = {
+        ready: 0,
+        target: 0,
+        hits: formerPools.hits,
+        misses: formerPools.misses + unpooledMisses,
+      };
+      const statuses = [...pools.values()].map((pool) => pool.status());
+      return {
+        pool: statuses.reduce(
+          (total, { ready: count, target, hits, misses }) => ({
+            ready: total.ready + count,
+            target: total.target + target,
+            hits: total.hits + hits,
+            misses: total.misses + misses,
+          }),
+          sum,
+        ),
+      };
+    },
+    async [Symbol.asyncDispose]() {
+      if (stopping.signal.aborted) return;
+      stopping.abort(new PlatformError('unavailable', 'the server is shutting down'));
+      pressure[Symbol.dispose]();
+      sweepTimer?.[Symbol.dispose]();
+      await Promise.all([...pools.keys()].map(closePool));
+      await Promise.all([...running].map((sandbox) => sandbox.stop()));
+      await clocks[Symbol.asyncDispose]();
+      const host = (await ready?.catch(() => undefined))?.host;
+      await host?.cgroups.removeParents();
+      await memory[Symbol.asyncDispose]();
+    },
+  };
+}

@@ -1,0 +1,2 @@
+export { createQemuBackend, type QemuBackendOptions } from './backend.ts';
+export type { AcceleratorChoice } from './probe.ts';

@@ -1,0 +1,169 @@
+import { type Agent, createAgent, createUnixSocketEndpoint } from '@agentenv/agent';
+import { type NetworkPolicy, PlatformError, type Resources } from '@agentenv/core';
+import type { RootFilesystem, RuntimeEnd, StoredSnapshot } from '../backend.ts';
+import type { Exec } from '../exec.ts';
+import type { NetworkSlot, NetworkSlots } from '../network/slot.ts';
+import { emptyDisk } from './empty-disk.ts';
+import { type Engine, startEngine } from './engine.ts';
+import type { EngineHost } from './engine-host.ts';
+import { kernelCommandLine } from './qemu-args.ts';
+import { restoreEngine } from './restore-engine.ts';
+
+/** A guest that was never activated answers to this key. */
+const UNBORN_KEY = new Uint8Array(16);
+/** A boot on a loaded host; a quiet one needs two seconds. */
+const BOOT_DEADLINE_MS = 90_000;
+const RESTORE_DEADLINE_MS = 30_000;
+/** The channel and the engine end together; which was seen first says nothing, so the engine gets this long to report. */
+const ENGINE_REPORT_MS = 1_000;
+
+export interface MachineDeps {
+  readonly host: EngineHost;
+  readonly slots: NetworkSlots;
+  readonly exec: Exec;
+}
+
+/** An engine with its slot and the channel to its guest; not yet anybody's sandbox. Disposal leaves nothing of it. */
+export interface Machine extends AsyncDisposable {
+  readonly engine: Engine;
+  readonly slot: NetworkSlot;
+  readonly agent: Agent;
+  readonly resources: Resources;
+  readonly rootfs: RootFilesystem;
+  /** The guest or its engine ended, or its channel was lost while the engine went on. */
+  readonly ended: Promise<RuntimeEnd>;
+}
+
+/** Runs `work` until the engine ends; then it is aborted and the end is the error, `create_failed`. */
+async function whileRunning<T>(
+  engine: Engine,
+  signal: AbortSignal | undefined,
+  work: (signal: AbortSignal) => Promise<T>,
+): Promise<T> {
+  const over = new AbortController();
+  let finished = false;
+  void engine.ended.then(({ reason, detail }) => {
+    if (finished) return;
+    over.abort(new PlatformError('create_failed', `the virtual machine ended (${reason})`, { details: { detail } }));
+  });
+  try {
+    return await work(signal === undefined ? over.signal : AbortSignal.any([signal, over.signal]));
+  } catch (caught) {
+    if (!signal?.aborted) over.signal.throwIfAborted();
+    throw caught;
+  } finally {
+    finished = true;
+  }
+}
+
+async function connectAgent(
+  host: EngineHost,
+  engine: Engine,
+  slot: NetworkSlot,
+  channel: { readonly key: Uint8Array; readonly deadlineMs: number },
+  signal: AbortSignal,
+): Promise<Agent> {
+  const { clock, rng } = host;
+  const log = host.log.child({ engine: engine.identity.name });
+  const socket = await createUnixSocketEndpoint(engine.agentSocket, { clock }).connect(signal);
+  const slotAddress = slot.guest.ipv4.split('/')[0] ?? '';
+  const { key, deadlineMs: resyncTimeoutMs } = channel;
+  return createAgent({ socket, key, clock, rng, log, slotAddress, resyncTimeoutMs }, signal);
+}
+
+function endOf(host: EngineHost, engine: Engine, agent: Agent): Promise<RuntimeEnd> {
+  const { promise, resolve } = Promise.withResolvers<RuntimeEnd>();
+  void engine.ended.then(resolve);
+  void agent.closed.then(({ kind, reason }) => {
+    if (kind === 'closed') return;
+    const detail = `the channel to the guest was lost: ${reason}`;
+    host.clock.timer(ENGINE_REPORT_MS, () => resolve({ reason: 'channel-lost', detail }));
+  });
+  return promise;
+}
+
+interface MachinePlan {
+  readonly resources: Resources;
+  readonly network: NetworkPolicy;
+  readonly rootfs: RootFilesystem;
+  readonly start: (slot: NetworkSlot) => Promise<Engine>;
+  /** Lets the guest run, where it does not by itself. */
+  readonly go: (engine: Engine, signal: AbortSignal) => Promise<unknown>;
+  readonly channel: { readonly key: Uint8Array; readonly deadlineMs: number };
+}
+
+async function assemble(deps: MachineDeps, plan: MachinePlan, signal: AbortSignal | undefined): Promise<Machine> {
+  const { host, slots } = deps;
+  await using undo = new AsyncDisposableStack();
+  const slot = await slots.acquire(plan.network, signal);
+  undo.defer(() => slot.release());
+  const engine = undo.use(await plan.start(slot));
+  const agent = await whileRunning(engine, signal, async (running) => {
+    const connecting = connectAgent(host, engine, slot, plan.channel, running);
+    // Both are under way at once; when the first fails the abort ends the other.
+    connecting.catch(() => undefined);
+    await plan.go(engine, running);
+    return connecting;
+  });
+  undo.use(agent);
+  const release = undo.move();
+  return {
+    engine,
+    slot,
+    agent,
+    resources: plan.resources,
+    rootfs: plan.rootfs,
+    ended: endOf(host, engine, agent),
+    [Symbol.asyncDispose]: () => release.disposeAsync(),
+  };
+}
+
+/** Boots a root file system on an empty disk; resolves when the guest agent answers. */
+export async function bootMachine(
+  deps: MachineDeps,
+  request: { readonly rootfs: RootFilesystem; readonly resources: Resources; readonly network: NetworkPolicy },
+  signal?: AbortSignal,
+): Promise<Machine> {
+  const { host, exec } = deps;
+  const { rootfs, resources, network } = request;
+  const disk = await emptyDisk(host.layout.disks, resources.diskSizeMB, exec, signal);
+  const files = { memory: undefined, rootfs: rootfs.path, disk, deviceState: undefined };
+  return assemble(
+    deps,
+    {
+      resources,
+      network,
+      rootfs,
+      start(slot) {
+        const commandLine = kernelCommandLine(host.accelerator, slot.guest);
+        return startEngine(host, { slot, resources, start: { kind: 'boot', commandLine }, files }, signal);
+      },
+      async go() {},
+      channel: { key: UNBORN_KEY, deadlineMs: BOOT_DEADLINE_MS },
+    },
+    signal,
+  );
+}
+
+/** Restores a capture; resolves when the guest runs and its agent answers. It is still the captured generation. */
+export async function restoreMachine(
+  deps: MachineDeps,
+  snapshot: StoredSnapshot,
+  network: NetworkPolicy,
+  signal?: AbortSignal,
+): Promise<Machine> {
+  const { host } = deps;
+  const { resources, rootfs, channelKey } = snapshot.manifest;
+  return assemble(
+    deps,
+    {
+      resources,
+      network,
+      rootfs: { path: rootfs.path, digest: rootfs.sha256 ?? '' },
+      start: (slot) => restoreEngine(host, snapshot, resources, slot, signal),
+      go: (engine, running) => engine.qmp.execute('cont', {}, {}, running),
+      channel: { key: Buffer.from(channelKey, 'hex'), deadlineMs: RESTORE_DEADLINE_MS },
+    },
+    signal,
+  );
+}

@@ -1,0 +1,46 @@
+import type { Agent } from '@agentenv/agent';
+import { type Log, PlatformError } from '@agentenv/core';
+
+const USER = 'user';
+const COMMAND_DEADLINE_MS = 60_000;
+
+/** What a login shell needs: the first thing every client asks for. */
+export const LOGIN_SHELL = ['/bin/bash', '-l', '-c', 'true'] as const;
+
+/** Run once before a template is captured, so that the files they read are in its memory. */
+export const TEMPLATE_WARM_UP: readonly (readonly string[])[] = [
+  LOGIN_SHELL,
+  ['/bin/bash', '-l', '-c', 'id >/dev/null; ls / >/dev/null; cat /etc/hostname >/dev/null; sleep 0; env >/dev/null'],
+  ['/bin/bash', '-l', '-c', 'command -v python3 >/dev/null && python3 -c 1 || true'],
+  ['/bin/bash', '-l', '-c', 'command -v node >/dev/null && node -e 1 || true'],
+];
+
+/**
+ * Runs a command to its end; its output is dropped. An image without such a user or program is not an error: what cannot
+ * be run cannot be warmed.
+ */
+export async function runOnce(agent: Agent, argv: readonly string[], log: Log, signal?: AbortSignal): Promise<void> {
+  try {
+    const child = await agent.spawn(
+      {
+        user: USER,
+        argv,
+        env: {},
+        cwd: '',
+        defaultCwd: '',
+        stdin: false,
+        tag: '',
+        config: new Uint8Array(0),
+        killAfterMs: COMMAND_DEADLINE_MS,
+      },
+      signal,
+    );
+    child.onOutput(() => undefined);
+    await child.exit;
+    await child.outputEnd;
+  } catch (caught) {
+    const error = PlatformError.fromUnknown(caught);
+    if (error.code === 'sandbox_unavailable' || error.code === 'canceled') throw error;
+    log.warn({ argv, error }, 'a command could not be run to warm a guest');
+  }
+}

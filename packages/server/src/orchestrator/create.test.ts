@@ -122,7 +122,7 @@ describe('create', () => {
       expect(harness.leftovers()).toEqual({});
       expect(harness.orchestrator.status()).toMatchObject({ createSuccesses: 0, createFails: 1 });
       expect(harness.counted).toEqual(['reconciled:0', `createFailed:${code}`, 'ended:create-failed']);
-      expect(harness.clock.pendingTimers).toBe(0);
+      expect(await harness.timersLeft()).toBe(0);
     });
   });
 
@@ -160,7 +160,7 @@ describe('create', () => {
         expect(harness.leftovers()).toEqual({});
         expect(harness.orchestrator.status().createFails).toBe(0);
         await expect(harness.orchestrator.kill(id, 'again')).rejects.toMatchObject({ code: 'not_found' });
-        expect(harness.clock.pendingTimers).toBe(0);
+        expect(await harness.timersLeft()).toBe(0);
       });
 
       test('fails when it is overdue, is logged and counted, and leaves nothing', async () => {

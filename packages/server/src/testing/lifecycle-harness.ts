@@ -83,8 +83,10 @@ export interface LifecycleHarness {
   until(condition: () => boolean): Promise<void>;
   /** Records on disk. */
   stored(): readonly SandboxRecord[];
-  /** Asserts that nothing is left of any sandbox: table, host, disk, admission. Returns what is left, empty when clean. */
+  /** What is left of sandboxes in the table, on the host, on disk and in admission; empty when clean. */
   leftovers(): Readonly<Record<string, number>>;
+  /** Timers that are still set after the spawn counts of templates were written, one second later. */
+  timersLeft(): Promise<number>;
 }
 
 const TEST_SEED = 'test-seed';
@@ -191,6 +193,10 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
         committedMemoryMB: admission.status().committedMemoryMB,
       };
       return Object.fromEntries(Object.entries(left).filter(([, count]) => count !== 0));
+    },
+    async timersLeft() {
+      await clock.advance(1_000);
+      return clock.pendingTimers;
     },
   };
 }

@@ -11,6 +11,8 @@ export interface GatewayOptions {
   readonly log: Log;
   readonly uplink: 'pasta' | 'none';
   readonly dnsServers?: readonly string[];
+  /** The host's resolv.conf files, in order; the usual ones unless given. */
+  readonly resolverFiles?: readonly string[];
   readonly hostAddresses: () => readonly string[];
   readonly uplinkWrapper?: readonly string[];
 }
@@ -23,7 +25,7 @@ export interface Gateway extends AsyncDisposable {
 
 /** Removes what a former server left, then builds the gateway; resolves when its uplink is ready. */
 export async function createGateway(options: GatewayOptions): Promise<Gateway> {
-  const { namespaces, clock, log, dnsServers, hostAddresses, uplinkWrapper } = options;
+  const { namespaces, clock, log, dnsServers, resolverFiles, hostAddresses, uplinkWrapper } = options;
   const gatewayPath = namespaces.path('gateway');
   const pidFile = namespaces.path('pasta.pid');
   await endLeftoverPasta(pidFile, gatewayPath);
@@ -38,32 +40,31 @@ export async function createGateway(options: GatewayOptions): Promise<Gateway> {
       ? createNoUplink()
       : createPastaUplink({ gatewayPath, pidFile, clock, log, ...(uplinkWrapper && { wrapper: uplinkWrapper }) });
 
-  let inForce = { resolver: '', addresses: '' };
+  const inForce = { rules: '', addresses: '' };
   let refreshing: Promise<void> | undefined;
   let again = false;
   let disposed = false;
 
   const resolvers =
     dnsServers === undefined || dnsServers.length === 0
-      ? createHostResolvers({ onChange, log })
+      ? createHostResolvers({ ...(resolverFiles && { files: resolverFiles }), onChange, log })
       : createFixedResolvers(dnsServers);
 
   async function apply(): Promise<void> {
     const choice = await resolvers.read();
-    const resolver = resolverAddress(choice);
-    if (resolver !== inForce.resolver) {
-      await namespaces.nft(gatewayPath, resolverTransaction(resolver === '' ? undefined : resolver));
-      // It reads the host's resolver at its own start.
-      if (choice.kind === 'loopback' && inForce.resolver !== '') uplink.restart();
+    const rules = resolverTransaction(resolverAddresses(choice));
+    if (rules !== inForce.rules) {
+      await namespaces.nft(gatewayPath, rules);
       log.info({ resolver: choice }, 'sandboxes use this resolver');
-      inForce = { ...inForce, resolver };
+      inForce.rules = rules;
     }
+    await uplink.run({ loopbackResolver: choice.kind === 'loopback' ? choice.address : undefined });
     const addresses = [...new Set(hostAddresses())].sort();
     if (addresses.join() !== inForce.addresses) {
       const ipv4 = addresses.filter((address) => isIPv4(address));
       const ipv6 = addresses.filter((address) => !isIPv4(address));
       await namespaces.nft(gatewayPath, hostAddressesTransaction(ipv4, ipv6));
-      inForce = { ...inForce, addresses: addresses.join() };
+      inForce.addresses = addresses.join();
     }
   }
 
@@ -98,7 +99,7 @@ export async function createGateway(options: GatewayOptions): Promise<Gateway> {
     },
   };
   try {
-    await Promise.all([refresh(), uplink.ready]);
+    await refresh();
   } catch (error) {
     await gateway[Symbol.asyncDispose]();
     throw error;
@@ -106,7 +107,8 @@ export async function createGateway(options: GatewayOptions): Promise<Gateway> {
   return gateway;
 }
 
-function resolverAddress(choice: ResolverChoice): string {
-  if (choice.kind === 'server') return choice.address;
-  return choice.kind === 'loopback' ? LOOPBACK_RESOLVER : '';
+/** A resolver on the host's loopback is reached through the uplink, which carries only UDP there. */
+function resolverAddresses(choice: ResolverChoice): { readonly udp?: string; readonly tcp?: string } {
+  if (choice.kind === 'server') return { udp: choice.address, tcp: choice.address };
+  return choice.kind === 'loopback' ? { udp: LOOPBACK_RESOLVER } : {};
 }

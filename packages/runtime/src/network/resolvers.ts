@@ -6,7 +6,7 @@ import { contains, type Log, parseAddress, parseCidr } from '@agentenv/core';
 /** Where DNS queries of sandboxes go. `loopback`: the host only has a resolver on its own loopback. */
 export type ResolverChoice =
   | { readonly kind: 'server'; readonly address: string }
-  | { readonly kind: 'loopback' }
+  | { readonly kind: 'loopback'; readonly address: string }
   | { readonly kind: 'none' };
 
 /** In the order they are asked (contract agentenv.md section 13). */
@@ -30,7 +30,8 @@ export function chooseResolver(texts: readonly string[]): ResolverChoice {
   const servers = texts.flatMap(nameServers);
   const remote = servers.find((server) => !isLoopback(server));
   if (remote !== undefined) return { kind: 'server', address: remote };
-  return { kind: servers.length > 0 ? 'loopback' : 'none' };
+  const [local] = servers;
+  return local === undefined ? { kind: 'none' } : { kind: 'loopback', address: local };
 }
 
 function isLoopback(server: string): boolean {

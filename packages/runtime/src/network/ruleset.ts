@@ -1,5 +1,6 @@
 import { type Cidr, contains, type EgressPolicy, formatCidr } from '@agentenv/core';
 import { GUEST_ADDRESSING, type SlotAddresses } from './addressing.ts';
+import { PASTA_LINK } from './uplink.ts';
 
 /** Interface names: fixed inside their namespaces. */
 export const TAP = 'tap0';
@@ -83,7 +84,8 @@ export function policyTransaction(policy: EgressPolicy, addresses: SlotAddresses
 
 /**
  * The rules of the gateway: slots reach the outside and never each other, the host's addresses or the gateway itself;
- * whatever is not a slot's link is an uplink and hides the slots behind its own address.
+ * whatever is not a slot's link is an uplink and hides the slots behind its own address. `mend`: pasta up to 2023 answers
+ * a refused connection with a reset that lacks ACK, which clients must ignore; with it they fail at once.
  */
 export function gatewayRuleset(): string {
   const slots = `"${SLOT_LINK_PREFIX}*"`;
@@ -94,6 +96,10 @@ table inet aenv {
   chain refuse {
     meta l4proto tcp reject with tcp reset
     reject with icmpx admin-prohibited
+  }
+  chain mend {
+    type filter hook prerouting priority raw; policy accept;
+    iifname "${PASTA_LINK}" tcp flags & (syn | rst | ack) == rst tcp flags set rst | ack
   }
   chain resolver {}
   chain to_resolver {
@@ -126,13 +132,11 @@ table inet aenv {
 `;
 }
 
-/** Names the resolver the gateway forwards port 53 to; undefined closes it. */
-export function resolverTransaction(resolver: string | undefined): string {
+/** Names the address port 53 of the gateway is forwarded to, per protocol; a protocol that is left out is refused. */
+export function resolverTransaction(resolver: { readonly udp?: string; readonly tcp?: string }): string {
   const lines = ['flush chain inet aenv resolver'];
-  if (resolver !== undefined) {
-    for (const protocol of ['udp', 'tcp']) {
-      lines.push(`add rule inet aenv resolver meta nfproto ipv4 ${protocol} dport 53 dnat ip to ${resolver}`);
-    }
+  for (const [protocol, address] of Object.entries(resolver)) {
+    lines.push(`add rule inet aenv resolver meta nfproto ipv4 ${protocol} dport 53 dnat ip to ${address}`);
   }
   return `${lines.join('\n')}\n`;
 }

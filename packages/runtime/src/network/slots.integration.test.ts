@@ -6,33 +6,18 @@ import { DEFAULT_ALWAYS_DENIED, DEFAULT_NETWORK_POLICY, type NetworkPolicy, SILE
 import { createRealClock } from '@agentenv/core/testing';
 import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
 import { type Command, createExec } from '../exec.ts';
-import { createFakeInternet, createTestNamespace, type FakeInternet, INTERNET } from '../testing/fake-internet.ts';
-import { type NamespaceProgram, startNamespaceProgram } from '../testing/namespace-program.ts';
+import { createFakeInternet, type FakeInternet, INTERNET } from '../testing/fake-internet.ts';
+import { startNamespaceProgram } from '../testing/namespace-program.ts';
+import { enterSlot, GUEST_DEVICE, type Outcome, REFUSAL, type SlotGuest } from '../testing/slot-guest.ts';
 import { GUEST_ADDRESSING } from './addressing.ts';
-import type { NetworkSlot, NetworkSlots } from './slot.ts';
+import type { NetworkSlots } from './slot.ts';
 import { createNetworkSlots, gatewayNamespacePath } from './slots.ts';
 
 const PREFIX = 'test';
-const DENIED = expect.stringMatching(/^(ECONNREFUSED|ECONNRESET|EHOSTUNREACH|EACCES|ENETUNREACH|EPERM)$/);
 /** A rejection is an answer; anything that looks like a dropped packet takes the probe's two seconds. */
 const FAST_MS = 1_000;
 /** TCP clients hear a reset, others an ICMP error. */
-const REFUSED = { outcome: DENIED };
-
-interface Outcome {
-  readonly outcome: string;
-  readonly reply?: string;
-  readonly ms: number;
-}
-
-/** A program in a sandbox: its namespace has the guest's addresses on the other end of the slot's `tap0`. */
-interface Guest extends AsyncDisposable {
-  readonly slot: NetworkSlot;
-  readonly path: string;
-  tcp(host: string, port?: number, options?: Record<string, unknown>): Promise<Outcome>;
-  udp(host: string, port?: number, options?: Record<string, unknown>): Promise<Outcome>;
-  ask(request: Record<string, unknown>): Promise<Outcome>;
-}
+const REFUSED = { outcome: expect.stringMatching(REFUSAL) };
 
 describe('network slots', () => {
   const clock = createRealClock();
@@ -52,8 +37,6 @@ describe('network slots', () => {
     return plainExec({ ...command, stdin }, signal);
   }
 
-  const guestPath = (index: number) => join(runtimeDir, 'guests', String(index));
-
   beforeAll(async () => {
     runtimeDir = await mkdtemp(join(tmpdir(), 'aenv-net-'));
     stack.defer(() => rm(runtimeDir, { recursive: true, force: true }));
@@ -69,7 +52,7 @@ describe('network slots', () => {
       uidBase: 61_000,
       pool: { low: 1, high: 2 },
       hostAddresses: () => [INTERNET.hostPublic],
-      device: () => ['link add tap0 type veth peer name guest0'],
+      device: () => GUEST_DEVICE,
     });
     stack.use(slots);
     internet = stack.use(
@@ -83,49 +66,12 @@ describe('network slots', () => {
 
   afterAll(() => stack.disposeAsync());
 
-  async function enter(slot: NetworkSlot): Promise<Guest> {
-    const owned = new AsyncDisposableStack();
-    owned.defer(() => slot.release());
-    const path = guestPath(slot.index);
-    owned.use(await createTestNamespace(plainExec, path, []));
-    const { ipv4, ipv6, mac, gatewayIpv4, gatewayIpv6 } = GUEST_ADDRESSING;
-    const inside = [`link set guest0 netns ${path}`];
-    await plainExec({
-      argv: ['nsenter', `--net=${slot.networkNamespacePath}`, 'ip', '-batch', '-'],
-      stdin: `${inside.join('\n')}\n`,
-      deadlineMs: 10_000,
-    });
-    await plainExec({
-      argv: ['nsenter', `--net=${path}`, 'ip', '-batch', '-'],
-      stdin: [
-        `link set guest0 address ${mac}`,
-        'link set guest0 name eth0',
-        `addr add ${ipv4} dev eth0`,
-        `addr add ${ipv6} dev eth0 nodad`,
-        'link set eth0 up',
-        `route add default via ${gatewayIpv4}`,
-        `route add default via ${gatewayIpv6}`,
-        '',
-      ].join('\n'),
-      deadlineMs: 10_000,
-    });
-    const probe: NamespaceProgram = owned.use(await startNamespaceProgram(path, './guest-probe.ts'));
-    const moved = owned.move();
-    return {
-      slot,
-      path,
-      ask: (request) => probe.request<Outcome>(request),
-      tcp: (host, port = 80, options = {}) => probe.request<Outcome>({ op: 'tcp', host, port, ...options }),
-      udp: (host, port = 7, options = {}) => probe.request<Outcome>({ op: 'udp', host, port, ...options }),
-      [Symbol.asyncDispose]: () => moved.disposeAsync(),
-    };
+  async function guestWith(policy: Partial<NetworkPolicy> = {}): Promise<SlotGuest> {
+    const slot = await slots.acquire({ ...DEFAULT_NETWORK_POLICY, ...policy });
+    return enterSlot({ exec: plainExec, slot, path: join(runtimeDir, 'guests', String(slot.index)) });
   }
 
-  async function guestWith(policy: Partial<NetworkPolicy> = {}): Promise<Guest> {
-    return enter(await slots.acquire({ ...DEFAULT_NETWORK_POLICY, ...policy }));
-  }
-
-  async function ping(guest: Guest, host: string): Promise<string> {
+  async function ping(guest: SlotGuest, host: string): Promise<string> {
     const argv = ['nsenter', `--net=${guest.path}`, 'busybox', 'ping', '-c', '1', '-W', '2', host] as const;
     return plainExec({ argv: [...argv], deadlineMs: 10_000 }).then(
       () => 'answered',

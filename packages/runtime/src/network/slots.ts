@@ -30,6 +30,8 @@ export interface NetworkSlotsOptions {
   readonly uplink: 'pasta' | 'none';
   /** Resolvers instead of the host's. */
   readonly dnsServers?: readonly string[];
+  /** The host's resolv.conf files, in order; the usual ones unless given. */
+  readonly resolverFiles?: readonly string[];
   /** `network.egress.always_denied_cidrs`, any mixture of IPv4 and IPv6. */
   readonly alwaysDeniedCidrs: readonly string[];
   /** The engine of slot N runs as uid and gid `uidBase + N`. */

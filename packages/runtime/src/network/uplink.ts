@@ -4,13 +4,19 @@ import { type Clock, type Log, PlatformError } from '@agentenv/core';
 
 /** How the gateway reaches the outside. */
 export interface Uplink extends AsyncDisposable {
-  /** Resolves when it carries traffic, or after its deadline when it does not (the reason is logged). */
-  readonly ready: Promise<void>;
-  /** Starts it anew, for settings it reads only once. */
-  restart(): void;
+  /**
+   * Carries traffic from now on, with these settings. Resolves when it is up, or after its deadline when it is not (the
+   * reason is logged).
+   */
+  run(settings: UplinkSettings): Promise<void>;
 }
 
-/** Address in the gateway that stands for the host's loopback resolver; nothing else uses it. */
+export interface UplinkSettings {
+  /** The host's loopback resolver, undefined when another one is used. A change starts the uplink anew. */
+  readonly loopbackResolver: string | undefined;
+}
+
+/** Address in the gateway that stands for the host's loopback resolver, over UDP; nothing else uses it. */
 export const LOOPBACK_RESOLVER = '169.254.53.53';
 
 export interface PastaOptions {
@@ -21,6 +27,9 @@ export interface PastaOptions {
   /** Put in front of the command, to run it in another namespace. */
   readonly wrapper?: readonly string[];
 }
+
+/** Its interface in the gateway. */
+export const PASTA_LINK = 'uplink0';
 
 const FIRST_BACKOFF_MS = 500;
 const MAX_BACKOFF_MS = 30_000;
@@ -36,36 +45,45 @@ const LAST_WORDS = 600;
  * host's loopback nor its gateway address is mapped. A pasta that ends is started again with growing pauses.
  */
 export function createPastaUplink({ gatewayPath, pidFile, clock, log, wrapper = [] }: PastaOptions): Uplink {
-  const argv = [...wrapper, 'pasta', ...pastaArguments(gatewayPath, pidFile)];
   let child: ChildProcess | undefined;
+  let settings: UplinkSettings | undefined;
   let retry: Disposable | undefined;
   let backoff = FIRST_BACKOFF_MS;
   let disposed = false;
-  const [program = 'pasta', ...args] = argv;
 
-  function start(): void {
+  function start(current: UplinkSettings): void {
+    const [program = 'pasta', ...args] = [...wrapper, 'pasta', ...pastaArguments(gatewayPath, pidFile, current)];
     const startedAt = clock.monotonic();
+    const env = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin' };
+    const started = spawn(program, args, { env, stdio: ['ignore', 'ignore', 'pipe'] });
     let words = '';
-    let ended = false;
-    const current = spawn(program, args, {
-      env: { PATH: '/usr/sbin:/usr/bin:/sbin:/bin' },
-      stdio: ['ignore', 'ignore', 'pipe'],
-    });
-    child = current;
-    current.stderr.setEncoding('utf8').on('data', (text: string) => {
+    started.stderr.setEncoding('utf8').on('data', (text: string) => {
       words = (words + text).slice(-LAST_WORDS);
     });
     const onEnd = (reason: string): void => {
-      if (ended) return;
-      ended = true;
-      if (disposed) return;
+      // Ended on purpose, or reported already.
+      if (disposed || child !== started) return;
+      child = undefined;
       if (clock.monotonic() - startedAt >= STABLE_MS) backoff = FIRST_BACKOFF_MS;
       log.warn({ reason, words: words.trim(), retryInMs: backoff }, 'the uplink ended, sandboxes have no internet');
-      retry = clock.timer(backoff, start);
+      retry = clock.timer(backoff, () => start(settings ?? current));
       backoff = Math.min(MAX_BACKOFF_MS, backoff * 2);
     };
-    current.on('error', (error) => onEnd(error.message));
-    current.on('exit', (code, signal) => onEnd(`exit ${signal ?? code}`));
+    started.on('error', (error) => onEnd(error.message));
+    started.on('exit', (code, signal) => onEnd(`exit ${signal ?? code}`));
+    child = started;
+  }
+
+  async function stop(): Promise<void> {
+    retry?.[Symbol.dispose]();
+    const stopping = child;
+    child = undefined;
+    if (stopping?.pid !== undefined && stopping.exitCode === null && stopping.signalCode === null) {
+      const gone = new Promise((resolve) => stopping.once('exit', resolve));
+      stopping.kill('SIGKILL');
+      await gone;
+    }
+    await rm(pidFile, { force: true });
   }
 
   async function waitUntilReady(): Promise<void> {
@@ -81,29 +99,33 @@ export function createPastaUplink({ gatewayPath, pidFile, clock, log, wrapper = 
     }
   }
 
-  start();
   return {
-    ready: waitUntilReady(),
-    restart() {
+    async run(wanted) {
+      if (disposed || (settings !== undefined && settings.loopbackResolver === wanted.loopbackResolver)) return;
+      await stop();
+      settings = wanted;
       backoff = FIRST_BACKOFF_MS;
-      child?.kill('SIGKILL');
+      start(wanted);
+      await waitUntilReady();
     },
     async [Symbol.asyncDispose]() {
       disposed = true;
-      retry?.[Symbol.dispose]();
-      if (child !== undefined && child.exitCode === null && child.signalCode === null) {
-        const gone = new Promise((resolve) => child?.once('exit', resolve));
-        child.kill('SIGKILL');
-        await gone;
-      }
-      await rm(pidFile, { force: true });
+      await stop();
     },
   };
 }
 
-/** No mapping of the host, no ports inwards or outwards, nothing announced: addresses are set directly. */
-function pastaArguments(gatewayPath: string, pidFile: string): readonly string[] {
+/**
+ * No mapping of the host, no ports inwards or outwards, nothing announced: addresses are set directly. It stays root,
+ * because the gateway is the initial user namespace's; it keeps two capabilities, a system call filter and an empty root.
+ */
+export function pastaArguments(
+  gatewayPath: string,
+  pidFile: string,
+  { loopbackResolver }: UplinkSettings,
+): readonly string[] {
   return [
+    ...['--runas', '0'],
     '--foreground',
     '--quiet',
     '--config-net',
@@ -113,8 +135,9 @@ function pastaArguments(gatewayPath: string, pidFile: string): readonly string[]
     '--no-ra',
     ...['--tcp-ports', 'none', '--udp-ports', 'none', '--tcp-ns', 'none', '--udp-ns', 'none'],
     ...['--mtu', '1500'],
-    ...['--dns-forward', LOOPBACK_RESOLVER],
-    ...['--ns-ifname', 'uplink0'],
+    // Only then: with it, answers of the host's resolver to anybody else come back under the wrong address.
+    ...(loopbackResolver === undefined ? [] : ['--dns-forward', LOOPBACK_RESOLVER]),
+    ...['--ns-ifname', PASTA_LINK],
     ...['--pid', pidFile],
     '--netns-only',
     ...['--netns', gatewayPath],
@@ -123,7 +146,7 @@ function pastaArguments(gatewayPath: string, pidFile: string): readonly string[]
 
 /** An uplink somebody else provides, by putting an interface with a default route into the gateway. */
 export function createNoUplink(): Uplink {
-  return { ready: Promise.resolve(), restart() {}, async [Symbol.asyncDispose]() {} };
+  return { async run() {}, async [Symbol.asyncDispose]() {} };
 }
 
 /** Ends a pasta that a dead server left behind; only a process that really is one, on that namespace. */

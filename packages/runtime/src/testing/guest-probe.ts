@@ -11,13 +11,15 @@ interface Attempt {
   readonly reply?: string;
 }
 
-function tcp(
-  host: string,
-  port: number,
-  timeoutMs: number,
-  payload: string,
-  keep: string | undefined,
-): Promise<Attempt> {
+interface Transfer {
+  readonly timeoutMs: number;
+  readonly payload: string;
+  /** Ends the attempt after that many bytes; an echo would not end by itself. */
+  readonly expectBytes: number;
+  readonly keep: string | undefined;
+}
+
+function tcp(host: string, port: number, { timeoutMs, payload, expectBytes, keep }: Transfer): Promise<Attempt> {
   return new Promise((resolve) => {
     const socket = connect({ host, port, timeout: timeoutMs });
     let reply = '';
@@ -29,7 +31,7 @@ function tcp(
     socket.on('connect', () => socket.write(payload));
     socket.on('data', (data) => {
       reply += data.toString();
-      if (keep !== undefined || port === 7) finish({ outcome: 'connected', reply });
+      if (port === 7 && reply.length >= expectBytes) finish({ outcome: 'connected', reply });
     });
     socket.on('end', () => finish({ outcome: 'connected', reply }));
     socket.on('timeout', () => finish({ outcome: 'timeout' }));
@@ -99,6 +101,7 @@ async function attempt(request: Record<string, unknown>): Promise<Attempt> {
     port = 0,
     timeoutMs = 2_000,
     payload = 'ping',
+    expectBytes = 1,
     keep,
     source,
   } = request as {
@@ -107,10 +110,11 @@ async function attempt(request: Record<string, unknown>): Promise<Attempt> {
     readonly port?: number;
     readonly timeoutMs?: number;
     readonly payload?: string;
+    readonly expectBytes?: number;
     readonly keep?: string;
     readonly source?: string;
   };
-  if (op === 'tcp') return tcp(host, port, timeoutMs, payload, keep);
+  if (op === 'tcp') return tcp(host, port, { timeoutMs, payload, expectBytes, keep });
   if (op === 'udp') return udp(host, port, timeoutMs, source);
   if (op === 'dns') return dns(host, 'example.test', timeoutMs);
   if (op === 'dns-tcp') return dnsOverTcp(host, timeoutMs);

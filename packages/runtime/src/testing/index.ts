@@ -4,3 +4,4 @@ export * from './fake-internet.ts';
 export * from './fake-internet.ts';
 export * from './harness.ts';
 export * from './namespace-program.ts';
+export * from './slot-guest.ts';

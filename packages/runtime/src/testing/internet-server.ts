@@ -3,7 +3,7 @@ import { createServer } from 'node:net';
 import { serveRequests } from './namespace-program.ts';
 
 /**
- * What answers in the fake internet, on each address given as an argument: TCP 7 and UDP 7 echo, TCP 80 answers HTTP with
+ * What answers in the fake internet, on each address given as an argument: TCP 7 and UDP 7 echo, TCP 9 resets, TCP 80 answers HTTP with
  * the addresses it saw, port 53 answers every name with `198.51.100.7`, over UDP and TCP. Request `seen` lists what arrived.
  */
 interface Arrival {
@@ -47,6 +47,7 @@ async function listenTcp(port: number): Promise<void> {
     // Clients of the tests reset connections; that is their business.
     socket.on('error', () => {});
     if (port === 7) socket.pipe(socket);
+    else if (port === 9) socket.once('data', () => socket.resetAndDestroy());
     else if (port === 53) socket.once('data', (data) => answerTcp(socket, Buffer.from(data)));
     else socket.once('data', () => socket.end(`HTTP/1.0 200 OK\r\n\r\n${JSON.stringify({ local, remote })}`));
   });
@@ -69,7 +70,7 @@ async function listenUdp(address: string, port: number): Promise<void> {
   await new Promise<void>((resolve) => socket.bind(port, address, resolve));
 }
 
-const ports = { tcp: [7, 53, 80], udp: [7, 53] };
+const ports = { tcp: [7, 9, 53, 80], udp: [7, 53] };
 await Promise.all([
   ...ports.tcp.map(listenTcp),
   ...process.argv.slice(2).flatMap((address) => ports.udp.map((port) => listenUdp(address, port))),

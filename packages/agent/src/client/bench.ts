@@ -7,7 +7,8 @@ import { DEADLINES } from './deadlines.ts';
 import { upload } from './upload.ts';
 
 /** Creates the raw transfers that measure the channel. */
-export function createBench({ calls, clock }: ClientContext): Pick<Agent, 'source' | 'sink'> {
+export function createBench(context: ClientContext): Pick<Agent, 'source' | 'sink'> {
+  const { calls } = context;
   return {
     async source(bytes, frame, onData, signal) {
       const done = Promise.withResolvers<void>();
@@ -44,16 +45,7 @@ export function createBench({ calls, clock }: ClientContext): Pick<Agent, 'sourc
     },
 
     async sink(body, signal) {
-      const call = calls.open(
-        'sink',
-        {},
-        {
-          deadlineMs: undefined,
-          signal,
-          stream: { sendCredit: LIMITS.STREAM_WINDOW, lost() {} },
-        },
-      );
-      const { bytes } = await upload('sink', call, body, clock);
+      const { bytes } = await upload(context, 'sink', {}, body, signal);
       return bytes;
     },
   };

@@ -1,5 +1,4 @@
 import type { Agent, GuestEntry, WriteFileRequest } from '../agent.ts';
-import { LIMITS } from '../generated/protocol.ts';
 import type { ClientContext } from './context.ts';
 import { DEADLINES } from './deadlines.ts';
 import { createDownload } from './download.ts';
@@ -18,7 +17,8 @@ const xattrRows = (xattrs: WriteFileRequest['xattrs']): { readonly name: string;
   [...xattrs].map(([name, value]) => ({ name, value }));
 
 /** Creates the file primitives of one channel. */
-export function createFiles({ calls, clock }: ClientContext): Files {
+export function createFiles(context: ClientContext): Files {
+  const { calls, clock } = context;
   return {
     async lookupUser(user, signal) {
       return await calls.call('lookupUser', { user }, { deadlineMs: DEADLINES.lookupUser, signal });
@@ -71,13 +71,7 @@ export function createFiles({ calls, clock }: ClientContext): Files {
 
     async writeFile({ path, uid, gid, mode, xattrs }, body, signal) {
       const request = { path, uid, gid, mode, flags: 0, xattrs: xattrRows(xattrs) };
-      const call = calls.open('writeFile', request, {
-        deadlineMs: undefined,
-        signal,
-        stream: { sendCredit: LIMITS.STREAM_WINDOW, lost() {} },
-      });
-      const { size } = await upload('writeFile', call, body, clock);
-      return { size };
+      return await upload(context, 'writeFile', request, body, signal);
     },
 
     async composeFile(sources, { path, uid, gid, mode }, signal) {

@@ -19,7 +19,7 @@ export function createGeneration(
 ): Pick<Agent, 'activate' | 'quiesce'> {
   let held = false;
 
-  function release(guestCredit: 'kept' | 'zeroed'): void {
+  function goOn(guestCredit: 'kept' | 'zeroed'): void {
     held = false;
     channel.grantCredit(guestCredit);
   }
@@ -49,14 +49,15 @@ export function createGeneration(
               const later = (stream: number): boolean => stream > call.stream.id && stream < GUEST_STREAMS;
               channel.drop((stream) => !later(stream) && !survives(stream), gone);
             }
-            release('zeroed');
+            goOn('zeroed');
           },
         },
       );
       try {
         await call.response;
       } catch (caught) {
-        release('kept');
+        // How far the guest got, and so what its credit is, cannot be known: only a resync makes both sides agree again.
+        channel.close('closed', 'the activation failed');
         throw caught;
       }
     },
@@ -70,7 +71,7 @@ export function createGeneration(
         const { processes, frozenUs } = await call.response;
         return { processes, frozenMs: Number(frozenUs) / 1000 };
       } catch (caught) {
-        release('kept');
+        goOn('kept');
         throw caught;
       }
     },

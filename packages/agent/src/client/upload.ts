@@ -1,6 +1,9 @@
 import { type Clock, PlatformError } from '@agentenv/core';
-import type { Call, OperationName, ResponseBody } from '../channel/calls.ts';
+import type { OperationName, RequestBody, ResponseBody } from '../channel/calls.ts';
 import type { SendStream } from '../channel/send-stream.ts';
+import { LIMITS } from '../generated/protocol.ts';
+import { ProtocolViolation } from '../wire/protocol-violation.ts';
+import type { ClientContext } from './context.ts';
 import { DEADLINES, STALL_DEADLINE } from './deadlines.ts';
 
 /** Largest write one stall deadline covers, bytes. */
@@ -9,12 +12,12 @@ const PIECE_BYTES = 1_048_576;
 /** Operations whose body follows the request as DATA and EOF and which answer at the end. */
 type UploadName = OperationName & ('writeFile' | 'sink');
 
-async function writePiece(sender: SendStream, piece: Uint8Array, clock: Clock): Promise<void> {
+async function writePiece(sender: SendStream | undefined, piece: Uint8Array, clock: Clock): Promise<void> {
   const stalled = Promise.withResolvers<never>();
   using _timer = clock.timer(STALL_DEADLINE, () =>
     stalled.reject(new PlatformError('deadline_exceeded', 'the guest takes no more of the body')),
   );
-  await Promise.race([sender.write(piece), stalled.promise]);
+  await Promise.race([sender?.write(piece), stalled.promise]);
 }
 
 /** Iterates a source, failing as soon as the call it feeds fails although the source has nothing to give. */
@@ -37,15 +40,28 @@ function readUntilFailure(body: AsyncIterable<Uint8Array>, call: Promise<unknown
   };
 }
 
-/** Sends a body against credit and resolves with the response behind it; ends the transfer in the guest on any failure. */
+/**
+ * Makes a request, sends its body against credit, and resolves with the response that comes behind it. Any failure, of
+ * the source too, ends the transfer in the guest.
+ */
 export async function upload<Name extends UploadName>(
+  { calls, clock }: ClientContext,
   name: Name,
-  call: Call<Name>,
+  request: RequestBody<Name>,
   body: AsyncIterable<Uint8Array>,
-  clock: Clock,
+  signal: AbortSignal | undefined,
 ): Promise<ResponseBody<Name>> {
+  let complete = false;
+  const call = calls.open(name, request, {
+    deadlineMs: undefined,
+    signal,
+    stream: { sendCredit: LIMITS.STREAM_WINDOW, lost() {} },
+    onResponse() {
+      if (!complete) throw new ProtocolViolation(`${name} was answered before its body ended`);
+      call.stream.release();
+    },
+  });
   const { sender } = call.stream;
-  if (sender === undefined) throw new PlatformError('internal', 'an upload without a sending direction');
   const source = readUntilFailure(body, call.response);
   try {
     for (let next = await source.next(); next.done !== true; next = await source.next()) {
@@ -53,13 +69,14 @@ export async function upload<Name extends UploadName>(
         await writePiece(sender, next.value.subarray(at, at + PIECE_BYTES), clock);
       }
     }
-    await sender.end();
+    await sender?.end();
   } catch (caught) {
     call.stream.reset(PlatformError.fromUnknown(caught));
     // The source may be waiting for its own input; it is told to stop, not waited for, and its own failure is not ours.
     source.return?.()?.catch(() => {});
     throw caught;
   }
+  complete = true;
   call.expectWithin(DEADLINES[name]);
   return await call.response;
 }

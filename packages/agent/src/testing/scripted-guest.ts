@@ -103,7 +103,9 @@ export function createScriptedGuest(): ScriptedGuest {
     const { promise, resolve, reject } = Promise.withResolvers<T>();
     const wake = (): void => {
       const now = look();
-      if (now !== undefined) resolve(now);
+      if (now === undefined) return;
+      waiting.delete(wake);
+      resolve(now);
     };
     waiting.add(wake);
     using _timer = testClock.timer(5000, () => reject(new Error(`the host did not send ${what}`)));

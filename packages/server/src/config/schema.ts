@@ -1,0 +1,214 @@
+import { DEFAULT_ADMISSION_LIMITS, DEFAULT_ALWAYS_DENIED } from '@agentenv/core';
+import { DEFAULT_INTERNAL_NETWORKS } from '@agentenv/runtime';
+import { boolean, cidr, domain, integer, type Kind, list, listenAddress, number, oneOf, path, text } from './kinds.ts';
+
+/** One configuration key: what it may be, what it is when nobody says, and what it is for. */
+export interface ConfigKey<Value, Default extends Value | undefined = Value | undefined> {
+  readonly kind: Kind<Value>;
+  /** undefined: not set. */
+  readonly default: Default;
+  /** Environment variable that overrides the file; an empty one counts as not there. */
+  readonly env: string | undefined;
+  /** For the documentation: what it means, units, consequences. */
+  readonly meaning: string;
+}
+
+function key<Value, Default extends Value | undefined>(
+  kind: Kind<Value>,
+  standard: Default,
+  meaning: string,
+  env?: string,
+): ConfigKey<Value, Default> {
+  return { kind, default: standard, env, meaning };
+}
+
+/** Seconds of 30 days. */
+const THIRTY_DAYS = 2_592_000;
+
+/**
+ * Every configuration key by its dotted name in the TOML file; the same words as in the API, metrics and logs.
+ * `docs/configuration.md` is generated from this table.
+ */
+export const CONFIG_SCHEMA = {
+  api_addr: key(
+    listenAddress(),
+    '0.0.0.0:8000',
+    'Where the server listens, plain HTTP: control plane, metrics and the traffic of all sandboxes.',
+    'API_ADDR',
+  ),
+  home_path: key(
+    path(),
+    '/var/lib/aenv',
+    'Durable data: ledger, captured templates, disks, secrets. Belongs to one server at a time.',
+    'AENV_HOME_PATH',
+  ),
+  runtime_path: key(
+    path(),
+    '/run/aenv',
+    'Sockets and network namespaces; gone after a reboot. At most 80 bytes long. Belongs to one server at a time.',
+    'AENV_RUNTIME_PATH',
+  ),
+  deps_path: key(
+    path(),
+    '$AENV_INSTALL/.aenv/artifacts',
+    'What `./aenv setup` prepared: kernel, guest agent, root file systems.',
+    'AENV_DEPS_PATH',
+  ),
+  'log.format': key(
+    oneOf('auto', 'compact', 'pretty', 'json'),
+    'auto',
+    'Form of the log on standard output; `auto` is `pretty` on a terminal and `json` elsewhere.',
+    'AENV_LOG_FORMAT',
+  ),
+  'log.level': key(
+    oneOf('debug', 'info', 'warn', 'error'),
+    'info',
+    'Least important messages that are written.',
+    'AENV_LOG_LEVEL',
+  ),
+  backend: key(
+    oneOf('auto', 'qemu', 'fake'),
+    'auto',
+    'What runs sandboxes; `auto` is `qemu`. `fake` has no isolation at all and is for tests of clients.',
+    'AENV_BACKEND',
+  ),
+  'qemu.accelerator': key(
+    oneOf('auto', 'kvm', 'tcg'),
+    'auto',
+    'How virtual machines execute: `kvm`, or `tcg` (emulation, several times slower); `auto` takes KVM where it works.',
+  ),
+  'machine.vcpu_count': key(integer({ minimum: 1, maximum: 64 }), 2, 'Virtual CPUs of a sandbox of `base`.'),
+  'machine.mem_size_mib': key(
+    integer({ minimum: 128, maximum: 1_048_576 }),
+    1024,
+    'Memory of a sandbox of `base`, MiB; the host gives what is touched.',
+  ),
+  'machine.disk_size_mib': key(
+    integer({ minimum: 1024, maximum: 16_777_216 }),
+    10_240,
+    'Size of the writable disk of a sandbox of `base`, MiB; sparse.',
+  ),
+  'pool.low_watermark': key(
+    integer({ minimum: 0, maximum: 256 }),
+    2,
+    'Sandboxes of `base` kept started in advance when nobody asks for any.',
+  ),
+  'pool.high_watermark': key(
+    integer({ minimum: 0, maximum: 256 }),
+    8,
+    'Sandboxes kept started in advance at most, under demand; 0 for none.',
+  ),
+  'pool.network.low_watermark': key(
+    integer({ minimum: 0, maximum: 1024 }),
+    4,
+    'Network slots below which the pool of them is filled again.',
+  ),
+  'pool.network.high_watermark': key(
+    integer({ minimum: 0, maximum: 1024 }),
+    16,
+    'Network slots the pool is filled up to.',
+  ),
+  'network.uplink': key(
+    oneOf('pasta', 'none'),
+    'pasta',
+    'How sandboxes reach the internet: user-mode forwarding, or `none` (nothing leaves the host unless the operator attaches an interface to the gateway namespace).',
+  ),
+  'network.dns_servers': key(
+    list(text('IP address', /^[0-9a-fA-F.:]+$/)),
+    [],
+    'Resolvers sandboxes use through their gateway; those of the host when empty.',
+  ),
+  'network.uid_base': key(
+    integer({ minimum: 1000, maximum: 2_000_000_000 }),
+    700_000,
+    'The engine of network slot N runs as user and group `network.uid_base` + N; none of them may be used for anything else.',
+  ),
+  'network.egress.always_denied_cidrs': key(
+    list(cidr()),
+    DEFAULT_ALWAYS_DENIED,
+    'Ranges no sandbox ever reaches, whatever its own rules say.',
+  ),
+  'network.internal.host_interaction_cidr': key(
+    cidr(),
+    DEFAULT_INTERNAL_NETWORKS.hostInteractionCidr,
+    'Addresses inside the slots for services of the operator, one per slot; at least 32768.',
+  ),
+  'network.internal.veth_cidr': key(
+    cidr(),
+    DEFAULT_INTERNAL_NETWORKS.vethCidr,
+    'IPv4 addresses between the gateway and the slots; at least 65536.',
+  ),
+  'network.internal.veth_cidr6': key(
+    cidr(),
+    DEFAULT_INTERNAL_NETWORKS.vethCidr6,
+    'IPv6 addresses between the gateway and the slots; at least 65536.',
+  ),
+  'orchestrator.default_sandbox_timeout_secs': key(
+    integer({ minimum: 1 }),
+    15,
+    'Timeout of a sandbox when a client of the v1 routes gives none, seconds.',
+  ),
+  'orchestrator.default_sandbox_timeout_v2_secs': key(
+    integer({ minimum: 1 }),
+    300,
+    'Timeout of a sandbox when a client of the v2 routes gives none, seconds.',
+  ),
+  'orchestrator.max_sandbox_timeout_secs': key(
+    integer({ minimum: 1, maximum: 315_360_000 }),
+    THIRTY_DAYS,
+    'Longest timeout a client may ask for, seconds.',
+  ),
+  'orchestrator.default_auto_pause': key(
+    boolean(),
+    false,
+    'Whether the timeout pauses a sandbox when the client does not say; pausing is not built yet, so only `false` is accepted.',
+  ),
+  'orchestrator.auto_evict_interval_ms': key(
+    integer({ minimum: 100, maximum: 60_000 }),
+    1000,
+    'How often timeouts are compared with the wall clock at least, milliseconds.',
+  ),
+  'orchestrator.memory_commit_ratio': key(
+    number({ above: 0, maximum: 1 }),
+    DEFAULT_ADMISSION_LIMITS.memoryCommitRatio,
+    'Part of a sandbox’s memory that is counted against the memory of the host minus 2 GiB.',
+  ),
+  'orchestrator.disk_commit_ratio': key(
+    number({ minimum: 0, maximum: 1 }),
+    DEFAULT_ADMISSION_LIMITS.diskCommitRatio,
+    'Part of a sandbox’s disk that is counted against the free space of `home_path`.',
+  ),
+  'orchestrator.max_sandboxes': key(
+    integer({ minimum: 1 }),
+    undefined,
+    'Sandboxes that may exist at the same time; without it memory and disk are the limit.',
+  ),
+  'sandbox.access_token_hash_seed': key(
+    text(),
+    undefined,
+    'Secret all sandbox tokens are derived from; without it one is made and kept in `home_path`.',
+    'AENV_SANDBOX_ACCESS_TOKEN_HASH_SEED',
+  ),
+  'sandbox_proxy.domains': key(
+    list(domain()),
+    [],
+    'Domains whose names `<port>-<sandboxID>.<domain>` lead to this server; clients get the first. A port may follow if clients need one.',
+    'AENV_SANDBOX_PROXY_DOMAINS',
+  ),
+  'team.slug': key(
+    text('lower-case name', /^[a-z0-9_-]{1,64}$/),
+    'default',
+    'Namespace in full template names, `<team.slug>/<name>`.',
+  ),
+} as const satisfies Record<string, ConfigKey<unknown>>;
+
+export type ConfigName = keyof typeof CONFIG_SCHEMA;
+
+type ValueOf<Key> = Key extends { readonly kind: Kind<infer Value>; readonly default: infer Default }
+  ? undefined extends Default
+    ? Value | undefined
+    : Value
+  : never;
+
+/** A complete configuration: every key by its dotted name, paths absolute. */
+export type Config = { readonly [Name in ConfigName]: ValueOf<(typeof CONFIG_SCHEMA)[Name]> };

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #include "agent.h"
-#include "init.h"
+#include "boot.h"
 #include "shutdown.h"
 #include "util.h"
 
@@ -116,7 +116,7 @@ static void serve(struct agent *agent, const struct options *options) {
   if (options->listen != NULL) {
     channel_open_listener(&agent->channel, agent, listen_on(options->listen));
   } else {
-    channel_open_port(&agent->channel, agent, init_open_port());
+    channel_open_port(&agent->channel, agent, boot_open_port());
   }
   while (!signals.ended) {
     channel_service(&agent->channel);
@@ -135,10 +135,10 @@ int main(int count, char **arguments) {
   agent.is_init = getpid() == 1;
   if (agent.is_init && (count < 2 || strcmp(name, "init") == 0)) {
     /*
-     * An image that declares an init of its own will be served from here: after the environment is made, PID 1 becomes the
-     * image's /sbin/init and the agent goes on as its first, protected child (serve() does not need to be PID 1).
+     * The place for an image that declares an init of its own: after boot() the agent would fork, PID 1 exec the image's
+     * /sbin/init, and the child go on with serve(), which does not need to be PID 1.
      */
-    init_become_environment();
+    boot();
     options.cgroup = GUEST_USER_CGROUP;
     agent.owns_system = true;
   } else {

@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,83 +22,14 @@
 #define MAX_NOTED (960u * 1024)
 #define REMEMBER_NS (30 * NS_PER_S)
 
-/* Ids next to the request's own. */
-#define STDIN_OFFSET 1u
-#define STDOUT_OFFSET 2u
-#define STDERR_OFFSET 3u
-
 #define REASON_ENDED 0u
 #define REASON_DEADLINE 1u
 
-enum process_state {
-  PROCESS_STARTING, /* forked, exec not confirmed */
-  PROCESS_RUNNING,
-  PROCESS_EXITED,
-  PROCESS_ABANDONED, /* nobody is told any more; waits to be reaped */
-};
-
-struct process {
-  struct agent *agent;
-  struct process *next;
-  struct helper helper;
-  enum process_state state;
-  uint32_t id;
-  pid_t pid;
-  uint32_t uid;
-  uint32_t gid;
-  uint32_t flags;
-  uint8_t *tag;
-  uint32_t tag_length;
-  uint8_t *config;
-  uint32_t config_length;
-  bool identified;  /* uid and gid are known */
-  uint32_t failure; /* status; what kept it from starting */
-  int failure_errno;
-  char *failure_message;
-  struct stream control;
-  struct stream in_stream;
-  struct stream out_stream;
-  struct stream err_stream;
-  struct inflow in;
-  struct outflow out;
-  struct outflow err;
-  int ends[3]; /* the agent's ends of stdin, stdout and stderr until the flows take them */
-  struct timer start_deadline;
-  struct timer kill_deadline;
-  struct timer forget;
-  bool remembered; /* the 30 s are not over */
-  int32_t exit_code;
-  uint32_t exit_signal;
-  uint32_t exit_reason;
-};
-
-static struct process *find(const struct agent *agent, uint32_t id) {
-  struct process *process = agent->processes.first;
-  while (process != NULL && (process->id != id || process->state == PROCESS_ABANDONED)) process = process->next;
-  return process;
-}
-
-static void end_streams(struct process *process) {
-  struct streams *streams = &process->agent->streams;
-  streams_remove(streams, &process->control);
-  streams_remove(streams, &process->in_stream);
-  streams_remove(streams, &process->out_stream);
-  streams_remove(streams, &process->err_stream);
-  inflow_stop(&process->in);
-  outflow_stop(&process->out);
-  outflow_stop(&process->err);
-  for (int i = 0; i < 3; i++) close_fd(&process->ends[i]);
-  loop_disarm(&process->agent->loop, &process->start_deadline);
-  loop_disarm(&process->agent->loop, &process->kill_deadline);
-  loop_disarm(&process->agent->loop, &process->forget);
-}
-
 static void process_free(struct process *process) {
-  end_streams(process);
+  process_end_streams(process);
   struct processes *processes = &process->agent->processes;
-  struct process **at = &processes->first;
-  while (*at != process) at = &(*at)->next;
-  *at = process->next;
+  *(process->previous != NULL ? &process->previous->next : &processes->first) = process->next;
+  *(process->next != NULL ? &process->next->previous : &processes->last) = process->previous;
   processes->count--;
   processes->noted -= process->tag_length + process->config_length;
   free(process->tag);
@@ -108,9 +38,7 @@ static void process_free(struct process *process) {
   free(process);
 }
 
-/* Its exit is forgotten when the time is over and no stream of it is left: until then a new connection must be able to
- * find the streams, or whatever holds them open would wait for credit for ever. */
-static void forget_if_over(struct process *process) {
+void process_forget_if_over(struct process *process) {
   if (process->state != PROCESS_EXITED || process->remembered) return;
   if (process->out_stream.ops == NULL && process->err_stream.ops == NULL) process_free(process);
 }
@@ -118,137 +46,13 @@ static void forget_if_over(struct process *process) {
 static void forget_due(struct timer *timer) {
   struct process *process = container_of(timer, struct process, forget);
   process->remembered = false;
-  forget_if_over(process);
+  process_forget_if_over(process);
 }
 
-/* Ends a spawn that was not answered yet. */
-static void abandon(struct process *process) {
+void process_abandon(struct process *process) {
   helper_kill(&process->helper);
-  end_streams(process);
+  process_end_streams(process);
   process->state = PROCESS_ABANDONED;
-}
-
-/* --- streams ---------------------------------------------------------------------------------------------------- */
-
-static void control_reset(struct stream *stream) {
-  struct process *process = container_of(stream, struct process, control);
-  if (process->state == PROCESS_STARTING) {
-    abandon(process);
-  } else {
-    helper_kill(&process->helper);
-  }
-}
-
-static void control_upheaval(struct stream *stream, int what) {
-  struct process *process = container_of(stream, struct process, control);
-  if (process->state == PROCESS_STARTING && what != UPHEAVAL_ZERO_CREDIT) abandon(process);
-}
-
-static const struct stream_ops control_ops = {.reset = control_reset, .upheaval = control_upheaval};
-
-static void close_stdin(struct process *process) {
-  streams_remove(&process->agent->streams, &process->in_stream);
-  inflow_stop(&process->in);
-}
-
-static bool in_data(struct stream *stream, const uint8_t *data, size_t length) {
-  return inflow_push(&container_of(stream, struct process, in_stream)->in, data, length);
-}
-
-static void in_eof(struct stream *stream) {
-  struct process *process = container_of(stream, struct process, in_stream);
-  if ((process->flags & SPAWN_PTY) == 0) inflow_end(&process->in);
-}
-
-static void in_reset(struct stream *stream) { close_stdin(container_of(stream, struct process, in_stream)); }
-
-static void in_upheaval(struct stream *stream, int what) {
-  if (what == UPHEAVAL_RESYNC) inflow_restart_window(&container_of(stream, struct process, in_stream)->in);
-}
-
-static const struct stream_ops in_ops = {
-    .data = in_data,
-    .eof = in_eof,
-    .reset = in_reset,
-    .upheaval = in_upheaval,
-};
-
-static void in_drained(struct inflow *flow) { close_stdin(container_of(flow, struct process, in)); }
-
-static void in_failed(struct inflow *flow, int error) {
-  (void)error;
-  struct process *process = container_of(flow, struct process, in);
-  channel_send_u32(&process->agent->channel, flow->stream, FRAME_RESET, STATUS_IO);
-  close_stdin(process);
-}
-
-static void out_credit(struct stream *stream, uint32_t bytes) {
-  outflow_grant(&container_of(stream, struct process, out_stream)->out, bytes);
-}
-
-static void err_credit(struct stream *stream, uint32_t bytes) {
-  outflow_grant(&container_of(stream, struct process, err_stream)->err, bytes);
-}
-
-static void end_output(struct process *process, struct stream *stream, struct outflow *flow) {
-  streams_remove(&process->agent->streams, stream);
-  outflow_stop(flow);
-  forget_if_over(process);
-}
-
-static void out_reset(struct stream *stream) {
-  struct process *process = container_of(stream, struct process, out_stream);
-  end_output(process, stream, &process->out);
-}
-
-static void err_reset(struct stream *stream) {
-  struct process *process = container_of(stream, struct process, err_stream);
-  end_output(process, stream, &process->err);
-}
-
-static void out_upheaval(struct stream *stream, int what) {
-  (void)what;
-  outflow_zero_credit(&container_of(stream, struct process, out_stream)->out);
-}
-
-static void err_upheaval(struct stream *stream, int what) {
-  (void)what;
-  outflow_zero_credit(&container_of(stream, struct process, err_stream)->err);
-}
-
-static const struct stream_ops out_ops = {.credit = out_credit, .reset = out_reset, .upheaval = out_upheaval};
-static const struct stream_ops err_ops = {.credit = err_credit, .reset = err_reset, .upheaval = err_upheaval};
-
-/* A terminal ends with EIO when its last user is gone; to the host every end of output is an EOF. */
-static void output_done(struct outflow *flow, int error) {
-  (void)error;
-  outflow_finish(flow);
-}
-
-static void out_finished(struct outflow *flow) {
-  struct process *process = container_of(flow, struct process, out);
-  end_output(process, &process->out_stream, flow);
-}
-
-static void err_finished(struct outflow *flow) {
-  struct process *process = container_of(flow, struct process, err);
-  end_output(process, &process->err_stream, flow);
-}
-
-static void open_streams(struct process *process) {
-  struct agent *agent = process->agent;
-  streams_add(&agent->streams, &process->control, process->id, &control_ops);
-  inflow_init(&process->in, agent, process->id + STDIN_OFFSET);
-  process->in.drained = in_drained;
-  process->in.failed = in_failed;
-  outflow_init(&process->out, agent, process->id + STDOUT_OFFSET);
-  outflow_init(&process->err, agent, process->id + STDERR_OFFSET);
-  process->out.done = process->err.done = output_done;
-  process->out.finished = out_finished;
-  process->err.finished = err_finished;
-  if (process->ends[0] >= 0) streams_add(&agent->streams, &process->in_stream, process->in.stream, &in_ops);
-  if (process->ends[1] >= 0) streams_add(&agent->streams, &process->out_stream, process->out.stream, &out_ops);
-  if (process->ends[2] >= 0) streams_add(&agent->streams, &process->err_stream, process->err.stream, &err_ops);
 }
 
 /* --- life ------------------------------------------------------------------------------------------------------- */
@@ -295,7 +99,7 @@ static void child_closed(struct helper *helper) {
   uint32_t status = process->failure != STATUS_OK ? process->failure : STATUS_EXEC_FAILED;
   const char *message = process->failure != STATUS_OK ? process->failure_message : "killed before it started";
   channel_respond_error(&process->agent->channel, process->id, status, process->failure_errno, message);
-  abandon(process);
+  process_abandon(process);
 }
 
 static void child_reaped(struct helper *helper, int status) {
@@ -333,7 +137,7 @@ static void kill_due(struct timer *timer) {
 static void start_due(struct timer *timer) {
   struct process *process = container_of(timer, struct process, start_deadline);
   channel_respond_error(&process->agent->channel, process->id, STATUS_DEADLINE, 0, "the program was not started in time");
-  abandon(process);
+  process_abandon(process);
 }
 
 /* --- spawn ------------------------------------------------------------------------------------------------------ */
@@ -342,10 +146,8 @@ static void start_due(struct timer *timer) {
 static bool make_room(struct agent *agent, size_t noted) {
   struct processes *processes = &agent->processes;
   while (processes->count >= MAX_PROCESSES || processes->noted + noted > MAX_NOTED) {
-    struct process *oldest = NULL;
-    for (struct process *process = processes->first; process != NULL; process = process->next) {
-      if (process->state == PROCESS_EXITED) oldest = process;
-    }
+    struct process *oldest = processes->first;
+    while (oldest != NULL && oldest->state != PROCESS_EXITED) oldest = oldest->next;
     if (oldest == NULL) return false;
     process_free(oldest);
   }
@@ -398,8 +200,9 @@ void process_spawn(struct agent *agent, const struct request *request) {
   for (int i = 0; i < 3; i++) process->ends[i] = -1;
   note(&tag, &process->tag, &process->tag_length);
   note(&config, &process->config, &process->config_length);
-  process->next = agent->processes.first;
-  agent->processes.first = process;
+  process->previous = agent->processes.last;
+  *(process->previous != NULL ? &process->previous->next : &agent->processes.first) = process;
+  agent->processes.last = process;
   agent->processes.count++;
   agent->processes.noted += tag.length + config.length;
 
@@ -411,7 +214,7 @@ void process_spawn(struct agent *agent, const struct request *request) {
       .die_with_agent = !agent->is_init,
   };
   struct helper_plan plan = {.run = spawn_child, .context = &spawn, .keep = theirs, .keep_count = 3, .user = true};
-  open_streams(process);
+  process_open_streams(process);
   ready = ready && helper_start(&process->helper, agent, &child_ops, &plan);
   int error = errno;
   for (int i = 0; i < 3; i++) close_fd(&theirs[i]);
@@ -431,69 +234,3 @@ void process_spawn(struct agent *agent, const struct request *request) {
   }
 }
 
-/* --- the other operations --------------------------------------------------------------------------------------- */
-
-static struct process *find_running(struct agent *agent, const struct request *request, uint32_t id) {
-  struct process *process = find(agent, id);
-  if (process != NULL && process->state == PROCESS_RUNNING) return process;
-  channel_respond_error(&agent->channel, request->stream, STATUS_NOT_FOUND, ESRCH, "no such process");
-  return NULL;
-}
-
-static void answer(struct agent *agent, const struct request *request, int result) {
-  if (result == 0) {
-    channel_respond_ok(&agent->channel, request->stream);
-  } else {
-    channel_respond_error(&agent->channel, request->stream, status_of_errno(errno), errno, strerror(errno));
-  }
-}
-
-void process_signal(struct agent *agent, const struct request *request) {
-  struct reader reader = reader_of(request->body, request->length);
-  struct process *process = find_running(agent, request, take_u32(&reader));
-  uint32_t number = take_u32(&reader);
-  if (process == NULL) return;
-  if (number == 0 || number > 64) {
-    channel_respond_error(&agent->channel, request->stream, STATUS_INVALID, EINVAL, "no such signal");
-    return;
-  }
-  answer(agent, request, kill(process->pid, (int)number));
-}
-
-void process_resize(struct agent *agent, const struct request *request) {
-  struct reader reader = reader_of(request->body, request->length);
-  struct process *process = find_running(agent, request, take_u32(&reader));
-  struct winsize size = {0};
-  size.ws_col = take_u16(&reader);
-  size.ws_row = take_u16(&reader);
-  if (process == NULL) return;
-  if ((process->flags & SPAWN_PTY) == 0 || process->out.source.fd < 0) {
-    channel_respond_error(&agent->channel, request->stream, STATUS_INVALID, ENOTTY, "not a terminal");
-    return;
-  }
-  answer(agent, request, ioctl(process->out.source.fd, TIOCSWINSZ, &size));
-}
-
-void process_list(struct agent *agent, const struct request *request) {
-  struct buffer *body = channel_respond(&agent->channel, request->stream);
-  size_t count_at = buffer_length(body);
-  uint32_t count = 0;
-  put_u32(body, 0);
-  for (struct process *process = agent->processes.first; process != NULL; process = process->next) {
-    if (process->state != PROCESS_RUNNING && process->state != PROCESS_EXITED) continue;
-    count++;
-    put_u32(body, process->id);
-    put_u32(body, (uint32_t)process->pid);
-    put_bytes(body, process->tag, process->tag_length);
-    put_bytes(body, process->config, process->config_length);
-    put_u32(body, process->flags);
-    put_u8(body, process->in_stream.ops != NULL && !process->in.eof);
-    put_u64(body, process->out.sent);
-    put_u64(body, process->err.sent);
-    put_u8(body, process->state == PROCESS_EXITED);
-    put_u32(body, (uint32_t)process->exit_code);
-    put_u32(body, process->exit_signal);
-  }
-  patch_u32(body, count_at, count);
-  channel_end(&agent->channel);
-}

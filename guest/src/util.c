@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/reboot.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,12 +38,12 @@ static void say(const char *format, va_list arguments) {
   int prefix = snprintf(line, sizeof line, "aenv-guest: ");
   vsnprintf(line + prefix, sizeof line - (size_t)prefix - 1, format, arguments);
   strcat(line, "\n");
-  if (write(STDERR_FILENO, line, strlen(line)) >= 0) return;
-  /* Without a console the kernel log is the only place left. */
-  int log = open("/dev/kmsg", O_WRONLY | O_CLOEXEC);
-  if (log < 0) return;
-  ssize_t ignored = write(log, line, strlen(line));
+  ssize_t ignored = write(STDERR_FILENO, line, strlen(line));
   (void)ignored;
+  /* A machine may have no console; its kernel log is also where a panic would be looked for. */
+  int log = getpid() == 1 ? open("/dev/kmsg", O_WRONLY | O_CLOEXEC) : -1;
+  if (log < 0) return;
+  ignored = write(log, line, strlen(line));
   close(log);
 }
 
@@ -58,6 +59,8 @@ void die(const char *format, ...) {
   va_start(arguments, format);
   say(format, arguments);
   va_end(arguments);
+  /* A machine without its agent is of no use: better off than in a panic. */
+  if (getpid() == 1) reboot(RB_POWER_OFF);
   _exit(70);
 }
 

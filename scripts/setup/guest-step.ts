@@ -13,7 +13,9 @@ export function guestStep(): SetupStep {
     name: 'guest',
     title: 'guest agent',
     key: async (context) => {
-      const sources = await sha256Tree(join(context.paths.root, 'guest'), (path) => /(\.[ch]|^Makefile)$/.test(path));
+      const sources = await sha256Tree(join(context.paths.root, 'guest'), (path) =>
+        /^(src\/.*\.[ch]|launch\.c|Makefile)$/.test(path),
+      );
       return sha256(JSON.stringify([GUEST_RECIPE, sources]));
     },
     run: compile,

@@ -24,12 +24,12 @@ export async function staticStages(root: string): Promise<readonly CommandStage[
   const bin = (name: string) => join('node_modules', name);
   const generators = (await readdir(join(root, 'scripts'))).filter((name) => /^generate-.*\.ts$/.test(name)).sort();
   const stages: readonly (readonly [string, readonly string[]])[] = [
-    ['format and lint', [bin('@biomejs/biome/bin/biome'), 'ci', '--error-on-warnings', '.']],
+    ['format and lint', [bin('@biomejs/biome/bin/biome'), 'check', '--error-on-warnings', '.']],
     ['types', [bin('typescript/bin/tsc'), '--noEmit']],
     [
       'import rules',
       [
-        bin('dependency-cruiser/bin/dependency-cruise.mjs'),
+        bin('dependency-cruiser/bin/dependency-cruiser.mjs'),
         '--config',
         '.dependency-cruiser.mjs',
         'packages',

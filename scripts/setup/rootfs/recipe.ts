@@ -85,4 +85,9 @@ export const REMOVED = [
 
 /** Where the guest agent's copy lives and the commands it answers to when it is called by their name. */
 export const GUEST_COPY = '/usr/lib/aenv/aenv-guest';
-export const GUEST_COMMANDS = ['/usr/sbin/poweroff', '/usr/sbin/reboot', '/usr/sbin/halt'] as const;
+export const GUEST_COMMANDS = [
+  '/usr/sbin/poweroff',
+  '/usr/sbin/reboot',
+  '/usr/sbin/halt',
+  '/usr/sbin/shutdown',
+] as const;

@@ -4,7 +4,7 @@ export interface SeededRandom {
   /** Uniform in `0 … limit - 1`. */
   below(limit: number): number;
   /** One element of a non-empty list. */
-  pick<T>(items: readonly [T, ...T[]]): T;
+  pick<const T>(items: readonly [T, ...T[]]): T;
 }
 
 /** A reproducible generator (mulberry32) for tests: same seed, same sequence. Never for secrets. */

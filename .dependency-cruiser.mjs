@@ -16,6 +16,32 @@ export default {
     layer('runtime', ['storage', 'agent', 'core', 'protocol']),
     layer('server', ['runtime', 'envd', 'storage', 'agent', 'core', 'protocol']),
     {
+      name: 'packages-stand-alone',
+      severity: 'error',
+      from: { path: '^packages/' },
+      to: { path: '^(e2e|bench|scripts)/' },
+    },
+    {
+      name: 'black-box-stays-outside',
+      comment: 'End-to-end tests use what a user has: the command line, HTTP and the published clients.',
+      severity: 'error',
+      from: { path: '^e2e/' },
+      to: { path: '^packages/', pathNot: '/testing/' },
+    },
+    {
+      name: 'set-up-needs-no-packages',
+      comment: 'Set-up and the doctor run before npm packages are there.',
+      severity: 'error',
+      from: { path: '^scripts/(setup|doctor|lib)/', pathNot: '\\.test\\.ts$' },
+      to: { path: '^(packages|node_modules)/', dynamic: false, dependencyTypesNot: ['type-only'] },
+    },
+    {
+      name: 'nothing-unresolvable',
+      severity: 'error',
+      from: {},
+      to: { couldNotResolve: true },
+    },
+    {
       name: 'core-is-pure',
       comment: 'The domain has no I/O: clock, rng and ids are arguments.',
       severity: 'error',

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "protocol.gen.h"
 #include "util.h"
 
 const uint8_t *take_bytes(struct reader *reader, size_t length) {
@@ -96,6 +97,16 @@ bool body_matches(const char *format, const uint8_t *body, size_t length) {
   struct reader reader = reader_of(body, length);
   match(&reader, format, format + strlen(format));
   return !reader.failed && reader.at == reader.end;
+}
+
+const char *request_format(uint16_t op) {
+  switch (op) {
+#define OPERATION(NAME, number, name, request, response) \
+  case number: return request;
+    PROTOCOL_OPERATIONS(OPERATION)
+#undef OPERATION
+    default: return NULL;
+  }
 }
 
 static void put_integer(struct buffer *buffer, uint64_t value, size_t width) {

@@ -38,6 +38,9 @@ char **take_strings(struct reader *reader);
 /* Whether a body has exactly the layout of a format string of protocol.gen.h: in bounds, no NUL in strings, bools 0 or 1, nothing left. */
 bool body_matches(const char *format, const uint8_t *body, size_t length);
 
+/* The layout of an operation's request as a format string; NULL = unknown operation. */
+const char *request_format(uint16_t op);
+
 void put_u8(struct buffer *buffer, uint8_t value);
 void put_u16(struct buffer *buffer, uint16_t value);
 void put_u32(struct buffer *buffer, uint32_t value);

@@ -24,7 +24,7 @@ static void disconnect(struct channel *channel) {
   channel->readable = channel->writable = false;
   buffer_clear(&channel->sending);
   buffer_clear(&channel->control);
-  decoder_lose_sync(&channel->decoder);
+  decoder_reset(&channel->decoder);
   /* One client at a time: the next one waits in the backlog until now. */
   loop_watch(&channel->agent->loop, &channel->listener, EPOLLIN);
 }

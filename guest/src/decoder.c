@@ -23,14 +23,21 @@ void decoder_close(struct decoder *decoder) {
   memset(decoder, 0, sizeof *decoder);
 }
 
-/* Whether the key found at an offset is the one in the body of an activate, which may name the present key again. */
+/* Random bytes hardly ever contain more than two zeros; the lengths and padding in ordinary bodies do. */
+static bool looks_random(const uint8_t *nonce) {
+  int zeros = 0;
+  for (size_t i = 0; i < NONCE_SIZE; i++) zeros += nonce[i] == 0;
+  return zeros <= 2;
+}
+
+/* Whether the key found at an offset is the one in the body of an activate, which may name the present key again. Behind it
+ * comes the length of a short text there, and random bytes in a record. */
 static bool is_activation(const struct decoder *decoder, size_t at) {
   const size_t before = FRAME_HEADER + 2 + 4; /* header, op, deadline */
   if (!decoder->synced || at < decoder->start + before) return false;
   const uint8_t *header = decoder->data + at - before;
-  uint32_t length = load_u32(header);
   uint32_t op = (uint32_t)header[FRAME_HEADER] | (uint32_t)header[FRAME_HEADER + 1] << 8;
-  return header[8] == FRAME_REQUEST && op == OP_ACTIVATE && length >= 2 + 4 + KEY_SIZE && length <= MAX_CONTROL;
+  return header[8] == FRAME_REQUEST && op == OP_ACTIVATE && !looks_random(decoder->data + at + KEY_SIZE);
 }
 
 /* Looks for the key in bytes not searched before; the last complete record wins. */
@@ -46,18 +53,20 @@ static void scan(struct decoder *decoder) {
       return;
     }
     decoder->scanned = (size_t)(found - decoder->data);
-    if (is_activation(decoder, decoder->scanned)) {
-      decoder->scanned += KEY_SIZE;
-      continue;
-    }
     if (decoder->end - decoder->scanned < RECORD_SIZE) {
       decoder->key_open = true;
       return;
     }
+    if (is_activation(decoder, decoder->scanned)) {
+      decoder->scanned += KEY_SIZE;
+      continue;
+    }
     memcpy(decoder->nonce, found + KEY_SIZE, NONCE_SIZE);
-    decoder->scanned += RECORD_SIZE;
     decoder->record_found = true;
-    decoder->record_end = decoder->scanned;
+    decoder->record_end = decoder->scanned + RECORD_SIZE;
+    /* The search goes on inside the record: a host that died before its nonce was complete leaves a key whose "nonce" is the
+     * beginning of the next record. Zero bytes overlap with themselves, so without a key there is only the first one. */
+    decoder->scanned += decoder->keyed ? 1 : RECORD_SIZE;
     if (!decoder->keyed) return;
   }
 }
@@ -71,6 +80,7 @@ uint8_t *decoder_room(struct decoder *decoder) {
     decoder->start -= keep;
     decoder->end -= keep;
     decoder->scanned -= keep;
+    if (decoder->record_found) decoder->record_end -= keep;
     /* The content is at most one unfinished frame, so the growth is bounded by MAX_CONTROL. */
     if (decoder->capacity < needed || shrink) {
       decoder->capacity = shrink ? USUAL_CAPACITY : needed + needed / 2;
@@ -83,6 +93,11 @@ uint8_t *decoder_room(struct decoder *decoder) {
 void decoder_filled(struct decoder *decoder, size_t length) {
   decoder->end += length;
   scan(decoder);
+}
+
+void decoder_reset(struct decoder *decoder) {
+  decoder->start = decoder->end = decoder->scanned = 0;
+  decoder->synced = decoder->key_open = decoder->record_found = false;
 }
 
 void decoder_lose_sync(struct decoder *decoder) {
@@ -109,13 +124,6 @@ static bool valid_header(uint32_t stream, uint8_t type, uint32_t length) {
   }
 }
 
-/* Random bytes hardly ever contain more than two zeros; the padding of ordinary bodies does. */
-static bool looks_random(const uint8_t *nonce) {
-  int zeros = 0;
-  for (size_t i = 0; i < NONCE_SIZE; i++) zeros += nonce[i] == 0;
-  return zeros <= 2;
-}
-
 /*
  * Before the first activate the key is 16 zero bytes, and those occur in ordinary bodies. In sync they count as a key only
  * where they cannot be anything else: in place of a frame header (an empty DATA frame of stream 0 does not exist), or at the
@@ -136,7 +144,6 @@ static enum decoded accept_record(struct decoder *decoder) {
   decoder->record_found = false;
   decoder->synced = true;
   decoder->start = decoder->record_end;
-  if (decoder->scanned < decoder->start) decoder->scanned = decoder->start;
   return DECODED_RESYNC;
 }
 

@@ -48,8 +48,10 @@ void decoder_filled(struct decoder *decoder, size_t length);
 /* The next frame, or a resync record (its nonce in `nonce`). Call until DECODED_NOTHING. */
 enum decoded decoder_next(struct decoder *decoder, struct frame *frame);
 
-/* A protocol error, or a connection that ended: ignores everything until the next record. */
+/* A protocol error: ignores everything until the next record. */
 void decoder_lose_sync(struct decoder *decoder);
+/* A connection that ended: the next one begins with a record, and nothing of the former one counts. */
+void decoder_reset(struct decoder *decoder);
 void decoder_set_key(struct decoder *decoder, const uint8_t key[KEY_SIZE]);
 
 #endif

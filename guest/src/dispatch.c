@@ -13,16 +13,6 @@
 #define STREAM_STEP 4u
 #define GUEST_STREAMS 0x80000000u
 
-const char *request_format(uint16_t op) {
-  switch (op) {
-#define OPERATION(NAME, number, name, request, response) \
-  case number: return request;
-    PROTOCOL_OPERATIONS(OPERATION)
-#undef OPERATION
-    default: return NULL;
-  }
-}
-
 uint32_t status_of_errno(int error) {
   switch (error) {
     case 0: return STATUS_OK;

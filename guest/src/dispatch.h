@@ -22,9 +22,6 @@ struct request {
 /* Handles one frame; false when it breaks the protocol. */
 bool dispatch_frame(struct agent *agent, const struct frame *frame);
 
-/* The layout of an operation's request as a format string of protocol.gen.h; NULL = unknown operation. */
-const char *request_format(uint16_t op);
-
 /* The status that stands for an errno. */
 uint32_t status_of_errno(int error);
 

@@ -8,6 +8,7 @@
 
 #define container_of(pointer, type, member) ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
 #define array_length(array) (sizeof(array) / sizeof((array)[0]))
+/* Evaluates its arguments twice. */
 #define minimum(a, b) ((a) < (b) ? (a) : (b))
 
 #define NS_PER_MS 1000000ull

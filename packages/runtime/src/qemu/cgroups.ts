@@ -2,9 +2,12 @@ import { access, mkdir, readdir, rmdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Clock, Log } from '@agentenv/core';
 
-/** All sandboxes together weigh a quarter of one ordinary process group, so the server answers while guests compute. */
-const WEIGHT_V2 = 25;
-const SHARES_V1 = 256;
+/**
+ * All sandboxes together weigh three quarters of one ordinary group or process, so the server answers while guests
+ * compute, and guests are not starved by whatever else runs on the host.
+ */
+const WEIGHT_V2 = 75;
+const SHARES_V1 = 768;
 const PARENT = 'aenv';
 const REMOVE_ATTEMPTS = 200;
 const REMOVE_POLL_MS = 10;

@@ -1,0 +1,97 @@
+import { randomBytes } from 'node:crypto';
+import { mkdtemp, readdir, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { DEFAULT_ALWAYS_DENIED, type Log, SILENT_LOG } from '@agentenv/core';
+import { createRealClock } from '@agentenv/core/testing';
+import { type HostArtifacts, loadArtifacts } from '../artifacts.ts';
+import type { Backend } from '../backend.ts';
+import { createExec, type Exec } from '../exec.ts';
+import type { NetworkSlots } from '../network/slot.ts';
+import { createNetworkSlots, gatewayNamespacePath } from '../network/slots.ts';
+import { createQemuBackend, type QemuBackendOptions } from '../qemu/backend.ts';
+import { engineLayout } from '../qemu/engine-host.ts';
+import { findProcesses } from '../qemu/processes.ts';
+import { createFakeInternet, INTERNET } from './fake-internet.ts';
+
+const ARTIFACTS = join(import.meta.dirname, '..', '..', '..', '..', '.aenv', 'artifacts');
+const PREFIX = 'qemu';
+
+/** A host with real microVMs, real network slots and a fake internet behind them, apart from everything else on it. */
+export interface QemuWorld extends AsyncDisposable {
+  readonly artifacts: HostArtifacts;
+  readonly home: string;
+  readonly runtimeDir: string;
+  readonly slots: NetworkSlots;
+  readonly exec: Exec;
+  /** A backend on this host, as a server would make it; ended with the world. */
+  open(options?: Partial<QemuBackendOptions>): Backend;
+  emptyDirectory(): Promise<string>;
+  /** Processes, directories, groups and slots that generations use, one line each. */
+  leftovers(): Promise<readonly string[]>;
+}
+
+async function entries(directory: string): Promise<readonly string[]> {
+  return (await readdir(directory).catch(() => [])).map((name) => join(directory, name));
+}
+
+/** Needs root and the artifacts of set-up. */
+export async function createQemuWorld(options: { readonly log?: Log } = {}): Promise<QemuWorld> {
+  const log = options.log ?? SILENT_LOG;
+  const clock = createRealClock();
+  const exec = createExec({ clock });
+  const stack = new AsyncDisposableStack();
+  try {
+    const artifacts = await loadArtifacts(ARTIFACTS);
+    const root = await mkdtemp(join(tmpdir(), 'aenv-vm-'));
+    stack.defer(() => rm(root, { recursive: true, force: true }));
+    const home = join(root, 'home');
+    const runtimeDir = join(root, 'run');
+    const slots = await createNetworkSlots({
+      ...{ runtimeDir, prefix: PREFIX, exec, clock, log, uplink: 'none' },
+      dnsServers: [INTERNET.dns],
+      alwaysDeniedCidrs: DEFAULT_ALWAYS_DENIED,
+      uidBase: 62_000,
+      pool: { low: 1, high: 2 },
+      hostAddresses: () => [INTERNET.hostPublic],
+    });
+    stack.use(slots);
+    const behind = gatewayNamespacePath({ runtimeDir, prefix: PREFIX });
+    stack.use(await createFakeInternet({ exec, path: join(runtimeDir, 'netns', 'internet'), behind }));
+    const backends = stack.use(new AsyncDisposableStack());
+    const layout = engineLayout(home, runtimeDir);
+    return {
+      ...{ artifacts, home, runtimeDir, slots, exec },
+      open(overrides = {}) {
+        const rng = { bytes: (length: number) => randomBytes(length) };
+        return backends.use(
+          createQemuBackend({
+            ...{ artifacts, home, runtimeDir, slots, clock, rng, log },
+            accelerator: 'auto',
+            pool: { low: 0, high: 0 },
+            ...overrides,
+          }),
+        );
+      },
+      emptyDirectory: () => mkdtemp(join(root, 'capture-')),
+      async leftovers() {
+        const engines = await findProcesses((argument) => argument.startsWith(`guest=${layout.namePrefix}`));
+        const groups = await Promise.all(
+          ['cpu', 'memory', '.'].map((name) => entries(join('/sys/fs/cgroup', name, 'aenv'))),
+        );
+        const { inUse } = slots.status();
+        return [
+          ...engines.map(({ pid }) => `process ${pid}`),
+          ...(await entries(layout.sockets)),
+          ...(await entries(layout.instances)),
+          ...groups.flat().filter((path) => path.includes(layout.namePrefix)),
+          ...(inUse === 0 ? [] : [`${inUse} slots in use`]),
+        ];
+      },
+      [Symbol.asyncDispose]: () => stack.disposeAsync(),
+    };
+  } catch (error) {
+    await stack.disposeAsync();
+    throw error;
+  }
+}

@@ -23,8 +23,7 @@ describe('aenv-launch', () => {
     directory = await mkdtemp(join(tmpdir(), 'aenv-launch-'));
     await chmod(directory, 0o755);
     launcher = join(directory, 'aenv-launch');
-    const source = join(import.meta.dirname, '..', 'launch.c');
-    await run('musl-gcc', ['-std=c11', '-O2', '-static', '-Wall', '-Wextra', '-Werror', '-o', launcher, source]);
+    await run('make', ['-s', '-C', join(import.meta.dirname, '..'), `OUT=${directory}`, launcher]);
     namespace = `aenv-launch-${process.pid}`;
     await run('ip', ['netns', 'add', namespace]);
     await run('ip', ['-n', namespace, 'tuntap', 'add', 'tap0', 'mode', 'tap']);

@@ -1,5 +1,9 @@
 import type { Bench } from '../lib/row.ts';
+import { channel } from './channel.ts';
 import { controlPlane } from './control-plane.ts';
+import { create, warmTrue } from './create.ts';
+import { busy, clock } from './load.ts';
+import { idle, memoryPerClone } from './memory.ts';
 
 /** Every bench in the order of the table. */
-export const BENCHES: readonly Bench[] = [controlPlane];
+export const BENCHES: readonly Bench[] = [create, warmTrue, channel, memoryPerClone, idle, controlPlane, busy, clock];

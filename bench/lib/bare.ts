@@ -1,0 +1,185 @@
+import { spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { chown, mkdir, readdir, readFile, rm } from 'node:fs/promises';
+import { connect, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { type Agent, createAgent, createUnixSocketEndpoint } from '@agentenv/agent';
+import { SILENT_LOG, type SnapshotManifest } from '@agentenv/core';
+import { createRealClock } from '@agentenv/core/testing';
+import { createExec, GUEST_ADDRESSING, loadArtifacts } from '@agentenv/runtime';
+import { createOverlay } from '../../packages/runtime/src/qemu/qcow2.ts';
+import { type Accelerator, ENGINE_FD, engineArguments } from '../../packages/runtime/src/qemu/qemu-args.ts';
+
+/** Unused by any server: slots begin elsewhere. */
+const UID = 59_999;
+const ENGINE = '/usr/bin/qemu-system-x86_64';
+
+/** A machine restored with nothing around it: no slot pool, no server, no ledger. */
+export interface BareMachine extends AsyncDisposable {
+  readonly pid: number;
+  readonly agent: Agent;
+  /** Milliseconds from the spawn of the engine to the agent's first pong. */
+  readonly pingMs: number;
+}
+
+export interface BareHost extends AsyncDisposable {
+  restore(): Promise<BareMachine>;
+}
+
+/** Prepares one network namespace with a tap and finds the template a server captured in `home`. */
+export async function openBareHost(home: string, artifactsDirectory: string): Promise<BareHost> {
+  const clock = createRealClock();
+  const exec = createExec({ clock });
+  const artifacts = await loadArtifacts(artifactsDirectory);
+  const templates = join(home, 'templates');
+  const [key] = (await readdir(templates)).filter((name) => !name.startsWith('.'));
+  if (key === undefined) throw new Error(`no template in ${templates}`);
+  const directory = join(templates, key);
+  const manifest = JSON.parse(await readFile(join(directory, 'manifest.json'), 'utf8')) as SnapshotManifest;
+  const tsc = /tsc=(\d+)kHz/.exec(manifest.fingerprint.cpu ?? '')?.[1];
+  const accelerator: Accelerator =
+    manifest.fingerprint.accelerator === 'kvm'
+      ? { kind: 'kvm', cpuModel: '', group: undefined }
+      : { kind: 'tcg', tscKhz: Number(tsc) };
+  const namespace = `aenv-bench-${process.pid}`;
+  const scratch = `/run/${namespace}`;
+  const ip = (...argv: string[]) => exec({ argv: ['ip', ...argv], deadlineMs: 10_000 });
+  await mkdir(scratch, { recursive: true });
+  await ip('netns', 'add', namespace);
+  await ip('-n', namespace, 'tuntap', 'add', 'dev', 'tap0', 'mode', 'tap', 'user', String(UID), 'group', String(UID));
+  await ip('-n', namespace, 'link', 'set', 'tap0', 'up');
+
+  return {
+    async restore() {
+      const name = randomBytes(5).toString('hex');
+      const sockets = join(scratch, name);
+      const instance = join(home, 'instances', `bench-${name}`);
+      for (const made of [sockets, instance]) {
+        await mkdir(made, { recursive: true });
+        await chown(made, UID, UID);
+      }
+      await createOverlay(join(instance, 'upper.qcow2'), manifest.resources.diskSizeMB * 2 ** 20, UID);
+      const inherited = [
+        ['--tap', ENGINE_FD.tap, 'tap0'],
+        ['--dir', ENGINE_FD.runtime, sockets],
+        ['--dir', ENGINE_FD.instance, instance],
+        ['--file', ENGINE_FD.memory, join(directory, manifest.memory.path)],
+        ['--file', ENGINE_FD.rootfs, manifest.rootfs.path],
+        ['--file', ENGINE_FD.disk, join(directory, manifest.disk.path)],
+        ['--file', ENGINE_FD.deviceState, join(directory, manifest.vmState.path)],
+      ].flatMap(([option, descriptor, path]) => [String(option), `${descriptor}=${path}`]);
+      const start = performance.now();
+      const child = spawn(
+        artifacts.launcher.path,
+        [
+          ...[
+            '--netns',
+            `/run/netns/${namespace}`,
+            '--uid',
+            String(UID),
+            '--gid',
+            String(UID),
+            ...inherited,
+            '--',
+            ENGINE,
+          ],
+          ...engineArguments({
+            name: `bench-${name}`,
+            uuid: crypto.randomUUID(),
+            accelerator,
+            resources: manifest.resources,
+            mac: GUEST_ADDRESSING.mac,
+            start: { kind: 'incoming' },
+          }),
+        ],
+        { stdio: ['ignore', 'ignore', 'inherit'], env: {}, cwd: '/' },
+      );
+      const exited = once(child, 'exit');
+      const end = async () => {
+        child.kill('SIGKILL');
+        await exited;
+        await rm(sockets, { recursive: true, force: true });
+        await rm(instance, { recursive: true, force: true });
+      };
+      try {
+        const monitor = await connectSoon(join(sockets, 'qmp.sock'));
+        const qmp = bareQmp(monitor);
+        await qmp('qmp_capabilities');
+        await qmp('migrate-set-capabilities', { capabilities: [{ capability: 'events', state: true }] });
+        await qmp('migrate-incoming', { uri: `fd:${ENGINE_FD.deviceState}` }, /"MIGRATION".*"completed"/);
+        await qmp('cont');
+        const signal = AbortSignal.timeout(30_000);
+        const socket = await createUnixSocketEndpoint(join(sockets, 'agent.sock'), { clock }).connect(signal);
+        const agent = await createAgent({
+          socket,
+          key: Buffer.from(manifest.channelKey, 'hex'),
+          clock,
+          rng: { bytes: (count) => randomBytes(count) },
+          log: SILENT_LOG,
+          slotAddress: GUEST_ADDRESSING.ipv4.split('/')[0] ?? '',
+        });
+        await agent.ping();
+        const pingMs = performance.now() - start;
+        return {
+          pid: child.pid ?? -1,
+          agent,
+          pingMs,
+          async [Symbol.asyncDispose]() {
+            await agent[Symbol.asyncDispose]();
+            monitor.destroy();
+            await end();
+          },
+        };
+      } catch (error) {
+        await end();
+        throw error;
+      }
+    },
+    async [Symbol.asyncDispose]() {
+      await ip('netns', 'del', namespace);
+      await rm(scratch, { recursive: true, force: true });
+    },
+  };
+}
+
+async function connectSoon(path: string): Promise<Socket> {
+  const deadline = performance.now() + 10_000;
+  for (;;) {
+    const socket = connect(path);
+    const connected = await Promise.race([
+      once(socket, 'connect').then(() => true),
+      once(socket, 'error').then(() => false),
+    ]).catch(() => false);
+    if (connected) return socket.on('error', () => undefined);
+    if (performance.now() > deadline) throw new Error(`${path} does not answer`);
+    await new Promise((resolve) => setTimeout(resolve, 2));
+  }
+}
+
+/** The least a restore needs of QMP: send one command, wait for its answer (and for a line that matches `until`). */
+function bareQmp(socket: Socket) {
+  let received = '';
+  let wake = () => {};
+  socket.setEncoding('utf8').on('data', (text: string) => {
+    received += text;
+    wake();
+  });
+  const line = async (pattern: RegExp) => {
+    for (;;) {
+      const found = received.split('\n').find((text) => pattern.test(text));
+      if (found !== undefined) return found;
+      await new Promise<void>((resolve) => {
+        wake = resolve;
+      });
+    }
+  };
+  return async (execute: string, parameters: object = {}, until?: RegExp) => {
+    if (execute === 'qmp_capabilities') await line(/"QMP"/);
+    received = '';
+    socket.write(`${JSON.stringify({ execute, arguments: parameters })}\n`);
+    const answer = await line(/"(return|error)"/);
+    if (answer.includes('"error"')) throw new Error(`${execute}: ${answer}`);
+    if (until !== undefined) await line(until);
+  };
+}

@@ -26,6 +26,8 @@ export interface AppDependencies {
   readonly timeouts: TimeoutRules;
   /** First of the configured sandbox domains. */
   readonly domain: string | undefined;
+  /** False while sandboxes cannot be created yet: `/health` answers 503. */
+  readonly isReady: () => boolean;
   readonly metrics: HttpMetrics;
   readonly renderMetrics: () => Promise<{ readonly text: string; readonly contentType: string }>;
   /** Takes a request for a sandbox and returns true, before any route of the control plane is looked at. */
@@ -40,15 +42,23 @@ const MAX_PARAMETER = 1024;
 /** What a client may choose as its request id; anything else is replaced by one of ours. */
 const REQUEST_ID = /^[\w.-]{1,64}$/;
 
-/** The control plane as an application that is ready to listen or to be injected into. */
-export async function createApp(deps: AppDependencies): Promise<FastifyInstance> {
+export interface ControlPlane {
+  /** Ready to listen or to be injected into. */
+  readonly app: FastifyInstance;
+  /** Resolves once no request of the control plane is under way. */
+  idle(): Promise<void>;
+}
+
+/** The control plane as an application, with the data plane in front of it. */
+export async function createApp(deps: AppDependencies): Promise<ControlPlane> {
   const operations = loadControlPlane();
+  const inflight = createInflight();
   const app = fastify({
     logger: false,
     genReqId: createRequestIds(),
     routerOptions: { maxParamLength: MAX_PARAMETER },
     return503OnClosing: true,
-    serverFactory: (handler) => createHttpServer(dispatch(deps.dataPlane, handler)),
+    serverFactory: (handler) => createHttpServer(dispatch(deps.dataPlane, inflight.count(handler))),
     frameworkErrors: (error, _request, reply) => {
       // Paths that cannot be decoded never reach a route.
       sendError(reply, toPlatformError(error));
@@ -91,12 +101,34 @@ export async function createApp(deps: AppDependencies): Promise<FastifyInstance>
     log: deps.log,
   });
   await app.ready();
-  return app;
+  return { app, idle: () => inflight.idle() };
 }
 
 function dispatch(dataPlane: AppDependencies['dataPlane'], controlPlane: RequestListener): RequestListener {
   return (request, response) => {
     if (!dataPlane(request, response)) controlPlane(request, response);
+  };
+}
+
+/** Counts requests from their arrival to the end of their answer. */
+function createInflight() {
+  let requests = 0;
+  let waiting: PromiseWithResolvers<void> | undefined;
+  return {
+    count:
+      (listener: RequestListener): RequestListener =>
+      (request, response) => {
+        requests++;
+        response.once('close', () => {
+          if (--requests === 0) waiting?.resolve();
+        });
+        listener(request, response);
+      },
+    async idle(): Promise<void> {
+      if (requests === 0) return;
+      waiting ??= Promise.withResolvers();
+      await waiting.promise;
+    },
   };
 }
 

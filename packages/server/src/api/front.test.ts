@@ -263,6 +263,19 @@ describe('metrics', () => {
   });
 });
 
+describe('health', () => {
+  it('answers 503 until sandboxes can be created', async () => {
+    let ready = false;
+    await using starting = await createTestApp({ isReady: () => ready });
+    const response = await starting.app.inject({ method: 'GET', url: '/health' });
+    expect(response.statusCode).toBe(503);
+    expect(response.headers['retry-after']).toBe('1');
+    expect(response.json()).toEqual({ code: 503, message: 'the server is starting' });
+    ready = true;
+    expect((await starting.app.inject({ method: 'GET', url: '/health' })).statusCode).toBe(204);
+  });
+});
+
 describe('the error catalogue', () => {
   it('has a status an HTTP answer can carry for every code', () => {
     for (const { http } of Object.values(ERROR_CATALOGUE)) {

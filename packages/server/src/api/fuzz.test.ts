@@ -7,6 +7,8 @@ import { loadControlPlane } from './document.ts';
 
 const SEED = 20_260_101;
 const operations = loadControlPlane();
+/** Milliseconds; the machines that run this are shared. */
+const TIMEOUT = 60_000;
 
 let front: TestApp;
 let port: number;
@@ -79,37 +81,41 @@ const query = fc.array(
 );
 
 describe('hostile requests', () => {
-  it('get a clear 4xx whose code is the status, never a failure of ours', async () => {
-    const request = fc.record({
-      operation: fc.constantFrom(...operations),
-      segments: fc.array(segment, { minLength: 2, maxLength: 2 }),
-      query,
-      body,
-      contentType: fc.constantFrom('application/json', 'text/plain', 'application/json; charset="', '', 'a/b;c'),
-      key: fc.constantFrom(TEST_API_KEY, TEST_API_KEY, TEST_API_KEY, '', 'wrong'),
-    });
-    await fc.assert(
-      fc.asyncProperty(request, async ({ operation, segments, query, body, contentType, key }) => {
-        let next = 0;
-        const path = operation.path.replaceAll(/\{\w+\}/g, () => segments[next++ % segments.length] ?? 'x');
-        const response = await front.app.inject({
-          method: operation.method,
-          url: `${path}?${query.map(([name, text]) => `${name}=${text}`).join('&')}`,
-          headers: { 'x-api-key': key, 'content-type': contentType },
-          ...(operation.method === 'GET' ? {} : { payload: body }),
-        });
-        const { statusCode } = response;
-        expect(statusCode < 500 || (statusCode === 501 && !operation.built), `${statusCode} ${response.body}`).toBe(
-          true,
-        );
-        if (statusCode >= 400) {
-          expect(response.json()).toMatchObject({ code: statusCode, message: expect.any(String) });
-          expect(response.body.length).toBeLessThan(1_500);
-        }
-      }),
-      { seed: SEED, numRuns: 2_000 },
-    );
-  });
+  it(
+    'get a clear 4xx whose code is the status, never a failure of ours',
+    async () => {
+      const request = fc.record({
+        operation: fc.constantFrom(...operations),
+        segments: fc.array(segment, { minLength: 2, maxLength: 2 }),
+        query,
+        body,
+        contentType: fc.constantFrom('application/json', 'text/plain', 'application/json; charset="', '', 'a/b;c'),
+        key: fc.constantFrom(TEST_API_KEY, TEST_API_KEY, TEST_API_KEY, '', 'wrong'),
+      });
+      await fc.assert(
+        fc.asyncProperty(request, async ({ operation, segments, query, body, contentType, key }) => {
+          let next = 0;
+          const path = operation.path.replaceAll(/\{\w+\}/g, () => segments[next++ % segments.length] ?? 'x');
+          const response = await front.app.inject({
+            method: operation.method,
+            url: `${path}?${query.map(([name, text]) => `${name}=${text}`).join('&')}`,
+            headers: { 'x-api-key': key, 'content-type': contentType },
+            ...(operation.method === 'GET' ? {} : { payload: body }),
+          });
+          const { statusCode } = response;
+          expect(statusCode < 500 || (statusCode === 501 && !operation.built), `${statusCode} ${response.body}`).toBe(
+            true,
+          );
+          if (statusCode >= 400) {
+            expect(response.json()).toMatchObject({ code: statusCode, message: expect.any(String) });
+            expect(response.body.length).toBeLessThan(1_500);
+          }
+        }),
+        { seed: SEED, numRuns: 1_000 },
+      );
+    },
+    TIMEOUT,
+  );
 });
 
 /** What the server writes in answer to raw bytes, until it closes the connection. */
@@ -156,20 +162,24 @@ describe('hostile bytes', () => {
     expect(await exchange(bytes)).toMatch(new RegExp(`^HTTP/1.1 ${status} `));
   });
 
-  it('survives random bytes in and around requests', async () => {
-    const start = fc.constantFrom(
-      '',
-      'GET ',
-      'GET /health HTTP/1.1\r\n',
-      head('POST /v2/sandboxes HTTP/1.1', 'transfer-encoding: chunked'),
-    );
-    await fc.assert(
-      fc.asyncProperty(start, fc.uint8Array({ maxLength: 300 }), async (before, bytes) => {
-        const received = await exchange(Buffer.concat([Buffer.from(before), bytes]));
-        expect(received).toMatch(/^(?:HTTP\/1\.1 (?:2\d\d|4\d\d) |$)/);
-      }),
-      { seed: SEED, numRuns: 300 },
-    );
-    expect(await exchange(head('GET /health HTTP/1.1', 'connection: close'))).toMatch(/^HTTP\/1.1 204 /);
-  });
+  it(
+    'survives random bytes in and around requests',
+    async () => {
+      const start = fc.constantFrom(
+        '',
+        'GET ',
+        'GET /health HTTP/1.1\r\n',
+        head('POST /v2/sandboxes HTTP/1.1', 'transfer-encoding: chunked'),
+      );
+      await fc.assert(
+        fc.asyncProperty(start, fc.uint8Array({ maxLength: 300 }), async (before, bytes) => {
+          const received = await exchange(Buffer.concat([Buffer.from(before), bytes]));
+          expect(received).toMatch(/^(?:HTTP\/1\.1 (?:2\d\d|4\d\d) |$)/);
+        }),
+        { seed: SEED, numRuns: 300 },
+      );
+      expect(await exchange(head('GET /health HTTP/1.1', 'connection: close'))).toMatch(/^HTTP\/1.1 204 /);
+    },
+    TIMEOUT,
+  );
 });

@@ -1,5 +1,5 @@
 import type { Log } from '@agentenv/core';
-import { destination, pino, stdTimeFunctions } from 'pino';
+import { destination, pino, stdSerializers, stdTimeFunctions } from 'pino';
 import { PinoPretty } from 'pino-pretty';
 
 export type LogFormat = 'compact' | 'pretty' | 'json';
@@ -45,6 +45,7 @@ export function createLog(options: {
     base: null,
     timestamp: stdTimeFunctions.isoTime,
     formatters: { level: (label: string) => ({ level: label }) },
+    serializers: { err: stdSerializers.err, error: stdSerializers.err },
     redact: { paths: redactedPaths(), censor: '[redacted]' },
   };
   if (options.format === 'json') {

@@ -69,6 +69,7 @@ describe('routing', () => {
         url: '/proxy/x',
       });
     }
+    expect(route('/', { host: `3000-${ID}.b.test` }, ['a.test', 'b.test:8443'])).toMatchObject({ sandboxId: ID });
     expect(route('/', { host: '3000-a-b-c.sandboxes.test' })).toMatchObject({ sandboxId: 'a-b-c', port: 3000 });
     expect(route('/', { host: `3000-${ID}.sandboxes.test` }, [])).toEqual({ kind: 'control-plane' });
   });

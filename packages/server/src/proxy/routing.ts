@@ -33,10 +33,10 @@ export type RouteRequest = (request: IncomingMessage) => Routing;
 
 /**
  * Routing by host form `{port}-{sandboxID}.{domain}` of a configured domain, then by headers on every path, then by the
- * `/proxy` prefix. `domains` are lower-case, without port.
+ * `/proxy` prefix. The port a domain may carry is for clients; whoever forwards to us may use another.
  */
 export function createRouting(domains: readonly string[]): RouteRequest {
-  const suffixes = domains.map((domain) => `.${domain.toLowerCase()}`);
+  const suffixes = domains.map((domain) => `.${hostName(domain)}`);
   return (request) => {
     const url = originForm(request.url ?? '/');
     return routeByHost(request, url, suffixes) ?? routeByHeaders(request, url) ?? CONTROL_PLANE;

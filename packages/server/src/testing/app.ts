@@ -35,13 +35,14 @@ export async function createTestApp(
     readonly domains?: readonly string[];
     readonly templates?: readonly TemplateRecord[];
     readonly clock?: Clock;
+    readonly isReady?: () => boolean;
   } = {},
 ): Promise<TestApp> {
   const clock = options.clock ?? createFakeClock();
   const orchestrator = createMemoryOrchestrator({ rng: createSeededRandom(1), now: () => clock.now() });
   const metrics = createMetrics();
   const templates = options.templates ?? [TEST_TEMPLATE];
-  const app = await createApp({
+  const { app } = await createApp({
     orchestrator,
     templates: {
       list: () => templates,
@@ -49,6 +50,7 @@ export async function createTestApp(
     },
     apiKey: TEST_API_KEY,
     timeouts: { defaultSeconds: 15, defaultV2Seconds: 300, maximumSeconds: 86_400 },
+    isReady: options.isReady ?? (() => true),
     domain: options.domains?.[0],
     metrics: metrics.http,
     renderMetrics: metrics.render,

@@ -1,0 +1,205 @@
+import { join } from 'node:path';
+import {
+  type Clock,
+  callWithin,
+  createAdmission,
+  createUuidSource,
+  DEFAULT_ADMISSION_LIMITS,
+  type Log,
+  PlatformError,
+  type Rng,
+} from '@agentenv/core';
+import { createEnvd } from '@agentenv/envd';
+import { ENVD_VERSION } from '@agentenv/protocol';
+import { openLedger } from '@agentenv/storage';
+import type { FastifyInstance } from 'fastify';
+import { type ControlPlane, createApp } from './api/app.ts';
+import { splitAddress } from './config/load.ts';
+import type { Config } from './config/schema.ts';
+import { claimHome, claimRuntime } from './directory-lock.ts';
+import { openHostBackend } from './host-backend.ts';
+import { registerHostGauges } from './observability/host-gauges.ts';
+import { createLifecycleCounters } from './observability/lifecycle-counters.ts';
+import { createMetrics } from './observability/metrics.ts';
+import { DEFAULT_ORCHESTRATOR_CONFIG } from './orchestrator/config.ts';
+import { createOrchestrator } from './orchestrator/create-orchestrator.ts';
+import { createHostCapacityProbe } from './orchestrator/host-capacity.ts';
+import { createDataPlane } from './proxy/data-plane.ts';
+import { type ApiKey, loadApiKey } from './secrets/api-key.ts';
+import { loadTokenSeed } from './secrets/seed.ts';
+import { deriveAccessToken, deriveTrafficAccessToken } from './secrets/tokens.ts';
+import {
+  createTemplateRegistry,
+  DEFAULT_TEMPLATE_REGISTRY_CONFIG,
+  type TemplateRegistry,
+} from './templates/template-registry.ts';
+
+/** The template without which a server is of no use. */
+const ESSENTIAL_TEMPLATE = 'base';
+/** How long requests of the control plane may take to end after the listener is closed, milliseconds. */
+const DRAIN_MS = 5_000;
+
+export interface ServerOptions {
+  readonly config: Config;
+  /** Value of `AENV_API_KEY`. */
+  readonly apiKey: string | undefined;
+  readonly uid: number;
+  readonly clock: Clock;
+  readonly rng: Rng;
+  readonly log: Log;
+  /** Aborts the start. */
+  readonly signal: AbortSignal;
+  /** Aborts the wait for requests under way when the server ends. */
+  readonly hurry: AbortSignal;
+}
+
+/** A server that takes requests. Disposing ends every sandbox and leaves nothing behind. */
+export interface RunningServer extends AsyncDisposable {
+  /** Where it listens, with a host a client on this machine can use. */
+  readonly url: string;
+  /** Where the API key can be found, never the key. */
+  readonly apiKeySource: string;
+}
+
+/**
+ * Makes everything a server consists of, in the order in which it can be unmade: what a former server left is cleaned
+ * up before requests are taken, and `/health` answers 204 once sandboxes can be created. A start that fails leaves
+ * nothing behind.
+ */
+export async function startServer(options: ServerOptions): Promise<RunningServer> {
+  const { config, clock, rng, log, signal } = options;
+  await using undo = new AsyncDisposableStack();
+  undo.use(await claimHome(config.home_path));
+  undo.use(await claimRuntime(config.runtime_path));
+  const secrets = { homePath: config.home_path, uid: options.uid, rng };
+  const apiKey = await loadApiKey({ ...secrets, environment: options.apiKey, mountedFile: '/run/secrets/api-key' });
+  const seed = await loadTokenSeed({
+    ...secrets,
+    configured: config['sandbox.access_token_hash_seed'],
+    // A start ends every sandbox of a former server, so no client has a token that has to stay valid.
+    existingTokens: false,
+  });
+  signal.throwIfAborted();
+
+  const metrics = createMetrics();
+  const ids = createUuidSource({ clock, rng });
+  const ledger = undo.use(await openLedger({ path: join(config.home_path, 'ledger.sqlite'), log }));
+  const host = undo.use(await openHostBackend(options));
+  signal.throwIfAborted();
+  const templates = undo.use(
+    createTemplateRegistry({
+      ...{ backend: host.backend, ledger, clock, rng, ids, log, stages: metrics.stages },
+      sources: host.templates,
+      namespace: config['team.slug'],
+      envdVersion: ENVD_VERSION,
+      config: DEFAULT_TEMPLATE_REGISTRY_CONFIG,
+    }),
+  );
+  const orchestrator = undo.use(
+    await createOrchestrator({
+      ...{ backend: host.backend, ledger, templates, createEnvd, clock, rng, ids, log, stages: metrics.stages },
+      tokens: {
+        accessToken: (id) => deriveAccessToken(seed, id),
+        trafficAccessToken: (id) => deriveTrafficAccessToken(seed, id),
+      },
+      admission: createAdmission({
+        ...DEFAULT_ADMISSION_LIMITS,
+        memoryCommitRatio: config['orchestrator.memory_commit_ratio'],
+        diskCommitRatio: config['orchestrator.disk_commit_ratio'],
+        maxSandboxes: config['orchestrator.max_sandboxes'],
+      }),
+      hostCapacity: createHostCapacityProbe(config.home_path),
+      metrics: createLifecycleCounters(metrics.registry),
+      config: {
+        ...DEFAULT_ORCHESTRATOR_CONFIG,
+        envdVersion: ENVD_VERSION,
+        autoEvictIntervalMs: config['orchestrator.auto_evict_interval_ms'],
+      },
+    }),
+  );
+  undo.use(
+    registerHostGauges(metrics.registry, {
+      sandboxes: () => orchestrator.status().sandboxes,
+      pool: () => host.backend.status().pool,
+      slots: () => host.slots(),
+    }),
+  );
+  await templates.start();
+  signal.throwIfAborted();
+
+  let ready = false;
+  const front = await createApp({
+    ...{ orchestrator, templates, clock, log },
+    apiKey: apiKey.value,
+    isReady: () => ready,
+    timeouts: {
+      defaultSeconds: config['orchestrator.default_sandbox_timeout_secs'],
+      defaultV2Seconds: config['orchestrator.default_sandbox_timeout_v2_secs'],
+      maximumSeconds: config['orchestrator.max_sandbox_timeout_secs'],
+    },
+    domain: config['sandbox_proxy.domains'][0],
+    metrics: metrics.http,
+    renderMetrics: metrics.render,
+    dataPlane: createDataPlane({ orchestrator, domains: config['sandbox_proxy.domains'], metrics: metrics.http }),
+  });
+  undo.defer(async () => {
+    // No new requests; those of the control plane may end; then the sandboxes, and with them their streams.
+    const closed = front.app.close();
+    await drain(front, options);
+    await orchestrator[Symbol.asyncDispose]();
+    front.app.server.closeAllConnections();
+    await closed;
+  });
+  const url = await listen(front.app, config.api_addr);
+  await essentialTemplate(templates, options);
+  ready = true;
+  return serverOf(url, apiKey, undo.move());
+}
+
+function serverOf(url: string, apiKey: ApiKey, everything: AsyncDisposableStack): RunningServer {
+  return { url, apiKeySource: apiKey.source, [Symbol.asyncDispose]: () => everything.disposeAsync() };
+}
+
+async function listen(app: FastifyInstance, address: string): Promise<string> {
+  const { host, port } = splitAddress(address);
+  try {
+    await app.listen({ host, port });
+  } catch (error) {
+    throw new PlatformError('unavailable', `cannot listen on ${address}: ${(error as Error).message}`, {
+      cause: error,
+    });
+  }
+  const bound = app.server.address();
+  const actual = bound === null || typeof bound === 'string' ? port : bound.port;
+  const reachable = host === '0.0.0.0' ? '127.0.0.1' : host === '::' ? '::1' : host;
+  return `http://${reachable.includes(':') ? `[${reachable}]` : reachable}:${actual}`;
+}
+
+/** Waits for the capture of the template, which may take minutes the first time on a host that emulates. */
+async function essentialTemplate(templates: TemplateRegistry, { clock, log, signal }: ServerOptions): Promise<void> {
+  const { prepareTimeoutMs: timeoutMs, waitMs } = DEFAULT_TEMPLATE_REGISTRY_CONFIG;
+  const bounds = { what: `the preparation of template '${ESSENTIAL_TEMPLATE}'`, timeoutMs, graceMs: 0, signal };
+  await callWithin(clock, bounds, async (aborted) => {
+    log.info({ template: ESSENTIAL_TEMPLATE }, 'preparing the template');
+    for (;;) {
+      const started = clock.monotonic();
+      try {
+        await templates.resolve(ESSENTIAL_TEMPLATE);
+        return;
+      } catch (error) {
+        // The registry answers a waiting caller after a while; the preparation itself goes on.
+        if (aborted.aborted || clock.monotonic() - started < waitMs) throw error;
+        log.info({ template: ESSENTIAL_TEMPLATE }, 'still preparing the template');
+      }
+    }
+  });
+}
+
+/** Waits until no request of the control plane is under way, for a bounded time or until somebody is in a hurry. */
+async function drain({ idle }: ControlPlane, { clock, hurry }: ServerOptions): Promise<void> {
+  const enough = Promise.withResolvers<void>();
+  using _limit = clock.timer(DRAIN_MS, enough.resolve);
+  hurry.addEventListener('abort', () => enough.resolve(), { once: true });
+  if (hurry.aborted) enough.resolve();
+  await Promise.race([idle(), enough.promise]);
+}

@@ -44,7 +44,7 @@ export interface NativeGuest extends AsyncDisposable {
   /** Channel key of the present generation; changed by whoever activates with another one. */
   key: Uint8Array;
   /** Closes the connection and opens another one, as a restarted server would. */
-  reconnect(): Promise<Agent>;
+  reconnect(options?: { readonly resyncTimeoutMs: number }): Promise<Agent>;
   /** SIGKILL to the guest and everything in it. */
   kill(): void;
   /** What the agent wrote to stderr so far. */
@@ -128,7 +128,7 @@ export async function startNativeGuest(options: NativeGuestOptions = {}): Promis
   const endpoint = createUnixSocketEndpoint(socketPath, { clock: testClock });
   let key: Uint8Array = new Uint8Array(16);
 
-  async function connect(): Promise<Agent> {
+  async function connect(resyncTimeoutMs = START_TIMEOUT_MS): Promise<Agent> {
     const ended = new AbortController();
     const onExit = (): void => ended.abort(new Error('the guest agent ended'));
     child.once('exit', onExit);
@@ -136,7 +136,8 @@ export async function startNativeGuest(options: NativeGuestOptions = {}): Promis
       const signal = AbortSignal.any([AbortSignal.timeout(START_TIMEOUT_MS), ended.signal]);
       const socket = await endpoint.connect(signal);
       const rng = { bytes: (length: number) => randomBytes(length) };
-      return await createAgent({ socket, key, clock: testClock, rng, log: options.log ?? SILENT_LOG }, signal);
+      const log = options.log ?? SILENT_LOG;
+      return await createAgent({ socket, key, clock: testClock, rng, log, resyncTimeoutMs }, signal);
     } finally {
       child.off('exit', onExit);
     }
@@ -170,9 +171,9 @@ export async function startNativeGuest(options: NativeGuestOptions = {}): Promis
     set key(next) {
       key = next;
     },
-    async reconnect() {
+    async reconnect(connection) {
       await agent[Symbol.asyncDispose]();
-      agent = await connect();
+      agent = await connect(connection?.resyncTimeoutMs);
       return agent;
     },
     kill() {

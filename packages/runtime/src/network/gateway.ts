@@ -95,7 +95,7 @@ export async function createGateway(options: GatewayOptions): Promise<Gateway> {
       resolvers[Symbol.dispose]();
       await refreshing?.catch(() => {});
       await uplink[Symbol.asyncDispose]();
-      await namespaces.deleteFiles([gatewayPath]);
+      await namespaces[Symbol.asyncDispose]();
     },
   };
   try {

@@ -2,6 +2,7 @@ import type { Agent, ChannelClosed, GuestEntry, GuestMetrics, SpawnRequest } fro
 import { PlatformError } from '@agentenv/core';
 import type { FakeGuest } from './guest.ts';
 import { programOf } from './guest-commands.ts';
+import { guestError } from './guest-error.ts';
 import { lookupUser, nameOf } from './guest-users.ts';
 
 const READ_CHUNK = 32 * 1024;
@@ -32,7 +33,7 @@ export function createFakeAgent(guest: FakeGuest): Agent {
     const { home } = user;
     const fallback = request.defaultCwd !== '' && guest.files.has(request.defaultCwd) ? request.defaultCwd : home;
     const cwd = request.cwd === '' ? fallback : request.cwd.startsWith('/') ? request.cwd : `${home}/${request.cwd}`;
-    if (!guest.files.has(cwd)) throw new PlatformError('invalid_argument', `cwd '${cwd}' does not exist`);
+    if (!guest.files.has(cwd)) throw guestError('BAD_CWD', cwd);
     const env = { PATH: DEFAULT_PATH, HOME: home, USER: user.name, LOGNAME: user.name, ...request.env };
     const program = programOf(request.argv, {
       env,
@@ -41,7 +42,7 @@ export function createFakeAgent(guest: FakeGuest): Agent {
       hostname: guest.hostname,
       readText: (path) => (guest.files.has(path) ? guest.files.text(path) : undefined),
     });
-    if (program === undefined) throw new PlatformError('not_found', `no such program: ${request.argv[0] ?? ''}`);
+    if (program === undefined) throw guestError('EXEC_FAILED', request.argv[0] ?? '');
     return guest.spawn({
       uid: user.uid,
       tag: request.tag,

@@ -224,7 +224,7 @@ describe('fake backend', () => {
     const client = await agent.connectPort(8080);
     client.end('echo me');
     expect(Buffer.concat(await client.toArray()).toString()).toBe('echo me');
-    await expect(agent.connectPort(8081)).rejects.toMatchObject({ code: 'sandbox_unavailable' });
+    await expect(agent.connectPort(8081)).rejects.toMatchObject({ details: { status: 'REFUSED' } });
     await using forward = await agent.listenPort(49_983, (connection) => connection.end('from the host'));
     expect(forward).toBeDefined();
     expect(Buffer.concat(await guest.dial(49_983).toArray()).toString()).toBe('from the host');

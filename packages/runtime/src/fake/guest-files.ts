@@ -1,5 +1,5 @@
 import type { EntryType, GuestEntry, WatchEvent } from '@agentenv/agent';
-import { PlatformError } from '@agentenv/core';
+import { guestError } from './guest-error.ts';
 
 /** One immutable file or directory; a change replaces the node, so clones of a guest share everything unchanged. */
 export interface FileNode {
@@ -41,7 +41,7 @@ export const WATCH_MASK = {
 
 /** An absolute path without empty, `.` and `..` parts. Throws `invalid_argument` for a relative one. */
 export function normalisePath(path: string): string {
-  if (!path.startsWith('/')) throw new PlatformError('invalid_argument', `the path must be absolute: ${path}`);
+  if (!path.startsWith('/')) throw guestError('INVALID', path);
   const parts: string[] = [];
   for (const part of path.split('/')) {
     if (part === '..') parts.pop();
@@ -88,7 +88,7 @@ export class GuestFiles {
 
   node(path: string): FileNode {
     const node = this.#nodes.get(normalisePath(path));
-    if (node === undefined) throw new PlatformError('not_found', `no such file or directory: ${path}`);
+    if (node === undefined) throw guestError('NOT_FOUND', path);
     return node;
   }
 
@@ -99,7 +99,7 @@ export class GuestFiles {
   /** The content of a regular file. */
   content(path: string): Uint8Array {
     const node = this.node(path);
-    if (node.type === 'directory') throw new PlatformError('invalid_argument', `is a directory: ${path}`);
+    if (node.type === 'directory') throw guestError('IS_DIRECTORY', path);
     return node.content;
   }
 
@@ -111,7 +111,7 @@ export class GuestFiles {
   below(directory: string, depth: number): string[] {
     const root = normalisePath(directory);
     if (this.node(root).type !== 'directory') {
-      throw new PlatformError('invalid_argument', `not a directory: ${directory}`);
+      throw guestError('NOT_DIRECTORY', directory);
     }
     const skip = root === '/' ? 0 : root.split('/').length - 1;
     const split = [...this.#nodes.keys()]
@@ -126,7 +126,7 @@ export class GuestFiles {
     const target = normalisePath(path);
     const existing = this.#nodes.get(target);
     if (existing?.type === 'directory') return { created: false };
-    if (existing !== undefined) throw new PlatformError('already_exists', `a file is in the way: ${path}`);
+    if (existing !== undefined) throw guestError('EXISTS', path);
     this.#ensureParent(target, owner);
     this.#nodes.set(target, this.#node('directory', owner, NOTHING));
     this.#notify(target, WATCH_MASK.create);
@@ -136,7 +136,7 @@ export class GuestFiles {
   write(request: FileWrite): void {
     const target = normalisePath(request.path);
     const existing = this.#nodes.get(target);
-    if (existing?.type === 'directory') throw new PlatformError('invalid_argument', `is a directory: ${request.path}`);
+    if (existing?.type === 'directory') throw guestError('IS_DIRECTORY', request.path);
     this.#ensureParent(target, { uid: request.uid, gid: request.gid, mode: 0o755 });
     const fresh = this.#node('file', { ...request, mode: request.mode & ~UMASK }, request.content);
     const kept = existing === undefined ? fresh : { ...existing, content: request.content, mtimeNs: fresh.mtimeNs };
@@ -150,13 +150,13 @@ export class GuestFiles {
     const to = normalisePath(destination);
     const node = this.node(from);
     if (from === to) return;
-    if (isInside(to, from)) throw new PlatformError('invalid_argument', `cannot move a directory into itself: ${to}`);
+    if (isInside(to, from)) throw guestError('INVALID', to);
     const target = this.#nodes.get(to);
     if (target !== undefined && target.type !== node.type) {
-      throw new PlatformError('invalid_argument', `the destination is a ${target.type}: ${destination}`);
+      throw guestError(target.type === 'directory' ? 'IS_DIRECTORY' : 'NOT_DIRECTORY', destination);
     }
     if (target?.type === 'directory' && this.below(to, 1).length > 0) {
-      throw new PlatformError('already_exists', `the destination is not empty: ${destination}`);
+      throw guestError('EXISTS', destination);
     }
     this.#ensureParent(to, { ...owner, mode: 0o755 });
     for (const path of [from, ...this.#inside(from)]) {
@@ -171,7 +171,7 @@ export class GuestFiles {
   remove(path: string): { readonly removed: boolean } {
     const target = normalisePath(path);
     if (!this.#nodes.has(target)) return { removed: false };
-    if (target === '/') throw new PlatformError('permission_denied', 'the root directory cannot be removed');
+    if (target === '/') throw guestError('PERMISSION', target);
     for (const inner of this.#inside(target)) this.#nodes.delete(inner);
     this.#nodes.delete(target);
     this.#notify(target, WATCH_MASK.delete);
@@ -181,7 +181,7 @@ export class GuestFiles {
   watch(path: string, recursive: boolean, onEvent: (event: WatchEvent) => void): Disposable {
     const directory = normalisePath(path);
     if (this.node(directory).type !== 'directory') {
-      throw new PlatformError('invalid_argument', `not a directory: ${path}`);
+      throw guestError('NOT_DIRECTORY', path);
     }
     const watcher: Watcher = { directory, recursive, onEvent };
     this.#watchers.add(watcher);
@@ -228,7 +228,7 @@ export class GuestFiles {
   #ensureParent(path: string, owner: Ownership): void {
     const parent = parentOf(path);
     const node = this.#nodes.get(parent);
-    if (node?.type === 'file') throw new PlatformError('invalid_argument', `not a directory: ${parent}`);
+    if (node?.type === 'file') throw guestError('NOT_DIRECTORY', parent);
     if (node === undefined) this.makeDir(parent, owner);
   }
 

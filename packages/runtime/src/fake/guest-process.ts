@@ -2,6 +2,7 @@ import type { GuestProcess, ProcessExit, ProcessOutput } from '@agentenv/agent';
 import { type Clock, PlatformError } from '@agentenv/core';
 import { Countdown } from './countdown.ts';
 import type { Program } from './guest-commands.ts';
+import { guestError } from './guest-error.ts';
 
 /** Output a process may have ahead of its consumer before it blocks, bytes; the pipe and window of a real guest. */
 const OUTPUT_LIMIT = 320 * 1024;
@@ -170,13 +171,13 @@ export class FakeProcess implements GuestProcess {
 
   async signal(signal: number): Promise<void> {
     await this.#deps.running();
-    if (!this.alive) throw new PlatformError('not_found', `no process with pid ${this.pid}`);
+    if (!this.alive) throw guestError('NOT_FOUND', `no process with pid ${this.pid}`);
     if (signal !== 0) this.#end({ code: 0, signal });
   }
 
   async resize(): Promise<void> {
     await this.#deps.running();
-    if (!this.pty) throw new PlatformError('invalid_argument', 'the process has no terminal');
+    if (!this.pty) throw guestError('INVALID', 'the process has no terminal');
   }
 
   #run(): void {

@@ -1,5 +1,5 @@
 import type { GuestUser } from '@agentenv/agent';
-import { PlatformError } from '@agentenv/core';
+import { guestError } from './guest-error.ts';
 import type { GuestFiles } from './guest-files.ts';
 
 function rows(files: GuestFiles, path: string): string[][] {
@@ -14,7 +14,7 @@ function rows(files: GuestFiles, path: string): string[][] {
 /** Looks a user up by name or decimal uid in the guest's own passwd and group, as the agent does on every call. */
 export function lookupUser(files: GuestFiles, user: string): GuestUser {
   const row = rows(files, '/etc/passwd').find(([name, , uid]) => name === user || uid === user);
-  if (row === undefined) throw new PlatformError('unauthenticated', `invalid username: '${user}'`);
+  if (row === undefined) throw guestError('UNKNOWN_USER', user);
   const [name = '', , uid, gid, , home = '/', shell = '/bin/sh'] = row;
   const groups = rows(files, '/etc/group')
     .filter(([, , , members = '']) => members.split(',').includes(name))

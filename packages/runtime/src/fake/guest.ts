@@ -3,6 +3,7 @@ import { duplexPair } from 'node:stream';
 import type { Activation, ChannelClosed } from '@agentenv/agent';
 import { type Clock, PlatformError } from '@agentenv/core';
 import { Countdown } from './countdown.ts';
+import { guestError } from './guest-error.ts';
 import { GuestFiles } from './guest-files.ts';
 import { FakeProcess, type ProcessImage } from './guest-process.ts';
 import { BASE_FILES } from './guest-users.ts';
@@ -177,7 +178,7 @@ export class FakeGuest {
 
   /** Inside the guest, connections to that port go to the host. */
   forward(port: number, onConnection: (connection: Duplex) => void): Disposable {
-    if (this.#forwards.has(port)) throw new PlatformError('already_exists', `port ${port} is in use`);
+    if (this.#forwards.has(port)) throw guestError('EXISTS', `port ${port} is in use`);
     return register(this.#forwards, port, onConnection);
   }
 
@@ -195,7 +196,7 @@ export class FakeGuest {
   #pair(listeners: ReadonlyMap<number, (connection: Duplex) => void>, port: number): Duplex {
     const onConnection = listeners.get(port);
     if (onConnection === undefined) {
-      throw new PlatformError('sandbox_unavailable', `connection refused on port ${port}`);
+      throw guestError('REFUSED', `port ${port}`);
     }
     const [near, far] = duplexPair();
     for (const side of [near, far]) {

@@ -189,6 +189,16 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
         expect(out.text()).toBe('one\ntwo\n');
       });
 
+      test('refusals of the guest carry its status', async () => {
+        const { agent } = await restore();
+        const ask = async (promise: Promise<unknown>) => (await rejection(promise)).details.status;
+        expect(await ask(agent.stat('/no/such/file'))).toBe('NOT_FOUND');
+        expect(await ask(agent.listDir('/etc/passwd', { depth: 1, max: 10 }))).toBe('NOT_DIRECTORY');
+        expect(await ask(agent.lookupUser('nobody-at-all'))).toBe('UNKNOWN_USER');
+        expect(await ask(spawn(agent, ['no-such-program']))).toBe('EXEC_FAILED');
+        expect(await ask(agent.connectPort(9))).toBe('REFUSED');
+      });
+
       test('two generations of one capture share nothing: files, processes, identity', async () => {
         const [left, right] = await Promise.all([restore(), restore()]);
         await writeText(left.agent, '/home/user/secret', 'left');

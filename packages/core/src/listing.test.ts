@@ -72,7 +72,12 @@ describe('sandbox index', () => {
         (all, limit, order, states, app, after) => {
           const index = createSandboxIndex();
           const unique = new Map(all.map((record) => [record.id, record]));
+          const gone = all.filter((_, at) => at % 5 === 4).map((record) => record.id);
           for (const record of all) index.put(record);
+          for (const id of gone) {
+            index.delete(id);
+            unique.delete(id);
+          }
           const matching = [...unique.values()].filter(
             (record) =>
               (app === undefined || record.metadata.app === app) &&

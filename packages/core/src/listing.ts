@@ -51,6 +51,11 @@ export function createSandboxIndex(): SandboxIndex {
   const byId = new Map<string, SandboxRecord>();
   /** In ascending order, so that a new sandbox is appended. */
   const ascending: SandboxRecord[] = [];
+  /** Kept up to date so that an unfiltered list need not look at every record. */
+  let running = 0;
+
+  const runningPart = (record: SandboxRecord | undefined): number =>
+    record !== undefined && visibleState(record.state) === 'running' ? 1 : 0;
 
   /** First position whose record is not before `position` in ascending order. */
   function lowerBound(position: PagePosition): number {
@@ -78,10 +83,9 @@ export function createSandboxIndex(): SandboxIndex {
 
   function countRunning(query: SandboxQuery): number {
     if (!query.states.includes('running')) return 0;
+    if (query.startedAfter === undefined && query.templateId === undefined && query.metadata.size === 0) return running;
     let count = 0;
-    for (const record of ascending) {
-      if (visibleState(record.state) === 'running' && matches(record, query)) count++;
-    }
+    for (const record of ascending) if (runningPart(record) === 1 && matches(record, query)) count++;
     return count;
   }
 
@@ -92,6 +96,7 @@ export function createSandboxIndex(): SandboxIndex {
     get: (id) => byId.get(id),
     put(record) {
       const existing = byId.get(record.id);
+      running += runningPart(record) - runningPart(existing);
       byId.set(record.id, record);
       if (existing !== undefined) {
         const at = lowerBound(existing);
@@ -106,6 +111,7 @@ export function createSandboxIndex(): SandboxIndex {
     delete(id) {
       const record = byId.get(id);
       if (record === undefined) return;
+      running -= runningPart(record);
       byId.delete(id);
       remove(record);
     },

@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtemp, readdir, rm, stat, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
@@ -63,11 +63,14 @@ describe.each([
 describe('the runtime directory', () => {
   it('is gone afterwards, unless something is in it', async () => {
     const directory = join(scratch, 'runtime');
-    await (await claimRuntime(directory))[Symbol.asyncDispose]();
+    const first = await claimRuntime(directory);
+    await mkdir(join(directory, 'empty'));
+    await first[Symbol.asyncDispose]();
     expect(await readdir(scratch)).toEqual([]);
-    const claimed = await claimRuntime(directory);
-    await writeFile(join(directory, 'left'), '');
-    await claimed[Symbol.asyncDispose]();
-    expect(await readdir(directory)).toEqual(['left']);
+    const second = await claimRuntime(directory);
+    await mkdir(join(directory, 'empty'));
+    await mkdir(join(directory, 'full/inner'), { recursive: true });
+    await second[Symbol.asyncDispose]();
+    expect(await readdir(directory)).toEqual(['full']);
   });
 });

@@ -1,5 +1,5 @@
 import { once } from 'node:events';
-import { chmod, mkdir, rmdir, stat } from 'node:fs/promises';
+import { chmod, mkdir, readdir, rmdir, stat } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -30,8 +30,8 @@ export async function claimHome(directory: string): Promise<Disposable> {
 }
 
 /**
- * Makes the runtime directory (0700) and claims it for this process; nothing durable is in it, so nothing is left of it
- * either when it is empty at the end. The claim is a listening socket whose abstract name stands for the directory: it
+ * Makes the runtime directory (0700) and claims it for this process. Nothing durable is in it: at the end it goes, with
+ * the empty directories in it. The claim is a listening socket whose abstract name stands for the directory: it
  * needs no file and ends with the process. In use: `conflict`.
  */
 export async function claimRuntime(directory: string): Promise<AsyncDisposable> {
@@ -48,14 +48,24 @@ export async function claimRuntime(directory: string): Promise<AsyncDisposable> 
   server.unref();
   return {
     async [Symbol.asyncDispose]() {
-      await rmdir(directory).catch((error: NodeJS.ErrnoException) => {
-        // What is in it belongs to somebody else, or is left for the next start to clean up.
-        if (error.code !== 'ENOTEMPTY' && error.code !== 'EBUSY') throw error;
-      });
+      for (const entry of await readdir(directory, { withFileTypes: true })) {
+        if (entry.isDirectory()) await removeEmpty(join(directory, entry.name));
+      }
+      await removeEmpty(directory);
       server.close();
       await once(server, 'close');
     },
   };
+}
+
+/** Whatever is in it belongs to somebody else, or is left for the next start to clean up. */
+async function removeEmpty(directory: string): Promise<void> {
+  try {
+    await rmdir(directory);
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    if (code !== 'ENOTEMPTY' && code !== 'EBUSY') throw error;
+  }
 }
 
 async function makeDirectory(key: string, directory: string): Promise<void> {

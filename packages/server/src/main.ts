@@ -100,16 +100,23 @@ async function run(config: Config, { log, flush }: ServerLog): Promise<number> {
     });
   }
 
-  const server = await startServer({
-    config,
-    apiKey: process.env.AENV_API_KEY,
-    uid: process.getuid?.() ?? -1,
-    clock: systemClock,
-    rng: systemRng,
-    log,
-    signal: stopping.signal,
-    hurry: hurry.signal,
-  });
+  let server: RunningServer;
+  try {
+    server = await startServer({
+      config,
+      apiKey: process.env.AENV_API_KEY,
+      uid: process.getuid?.() ?? -1,
+      clock: systemClock,
+      rng: systemRng,
+      log,
+      signal: stopping.signal,
+      hurry: hurry.signal,
+    });
+  } catch (error) {
+    if (!stopping.signal.aborted || exitCode !== 0) throw error;
+    log.info({}, 'the server has ended before it was ready');
+    return exitCode;
+  }
   log.info({ url: server.url, apiKeySource: server.apiKeySource }, 'the server is ready');
   if (process.stdout.isTTY) console.log(shellLines(server));
 

@@ -5,6 +5,8 @@ import { defineConfig } from 'vitest/config';
  * `vm` (real microVMs; one worker, so that timings and memory stay predictable on two cores).
  */
 export default defineConfig({
+  // Not below node_modules: tests may run as root, and a later `npm ci` as an ordinary user could not remove it.
+  cacheDir: '.aenv/vitest',
   test: {
     projects: [
       {
@@ -17,7 +19,7 @@ export default defineConfig({
       {
         test: {
           name: 'integration',
-          include: ['packages/**/*.integration.test.ts', 'guest/**/*.integration.test.ts'],
+          include: ['{packages,guest,scripts}/**/*.integration.test.ts'],
           fileParallelism: false,
           testTimeout: 60_000,
           hookTimeout: 60_000,

@@ -12,7 +12,7 @@ export interface HostPackage {
 
 /** Reads `packages.txt`: name, recognisable file and reason, separated by blanks; `#` starts a comment line. */
 export function parsePackages(text: string): readonly HostPackage[] {
-  return [...text.matchAll(/^([a-z0-9][a-z0-9.+-]*)\s+(\S+)\s+(.+)$/gm)].map(
+  return [...text.matchAll(/^([a-z0-9][a-z0-9.+-]*)[ \t]+(\S+)[ \t]+(.+)$/gm)].map(
     ([, name = '', provides = '', why = '']) => ({
       name,
       provides,

@@ -78,12 +78,12 @@ async function readProcess(pid: string, file: string): Promise<string> {
   return readFile(join('/proc', pid, file), 'utf8').catch(() => '');
 }
 
-/** Mount points of a `/proc/PID/mountinfo`. */
+/** Mount points of a `/proc/PID/mountinfo`, without the one that `ip netns` makes on its first use and keeps. */
 export function mountPoints(mountinfo: string): readonly string[] {
   return mountinfo
     .split('\n')
     .map((line) => line.split(' ')[4] ?? '')
-    .filter((point) => point !== '');
+    .filter((point) => point !== '' && point !== '/run/netns');
 }
 
 /** Bound unix sockets of ours in `/proc/net/unix`. */

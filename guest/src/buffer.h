@@ -12,8 +12,9 @@ struct buffer {
   size_t capacity;
 };
 
-/* A buffer that grew beyond this, bytes, gives its memory back when it runs empty. */
-#define BUFFER_KEEP 16384u
+/* A buffer that grew beyond this, bytes, gives its memory back when it runs empty. What bulk data needs is kept: fresh pages
+ * for every piece cost more than moving the bytes. */
+#define BUFFER_KEEP 131072u
 
 static inline size_t buffer_length(const struct buffer *buffer) { return buffer->end - buffer->start; }
 static inline uint8_t *buffer_head(const struct buffer *buffer) { return buffer->data + buffer->start; }

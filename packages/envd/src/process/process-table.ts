@@ -65,10 +65,14 @@ export function createProcessTable(deps: {
     }
   }
 
-  /** Processes a former server started, or that ran before this service existed. */
+  /**
+   * Processes a former server started. Those without a description are not ours: the backend runs some to warm a
+   * machine up, and reads their output itself.
+   */
   async function load(): Promise<void> {
     const guests = await withDeadline(clock, GUEST_CALL_MS, undefined, (signal) => agent.listProcesses(signal));
-    for (const guest of guests) keep(createProcessRecord(guest, decodeDescription(guest, log), createOutputHub()));
+    const described = guests.filter(({ config }) => config.length > 0);
+    for (const guest of described) keep(createProcessRecord(guest, decodeDescription(guest, log), createOutputHub()));
   }
 
   const loaded = load();

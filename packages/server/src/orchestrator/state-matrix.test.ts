@@ -1,4 +1,10 @@
-import { type SandboxOperation, type SandboxState, visibleState } from '@agentenv/core';
+import {
+  OPERATION_RULES,
+  type OperationVerdict,
+  SANDBOX_OPERATIONS,
+  type SandboxOperation,
+  type SandboxState,
+} from '@agentenv/core';
 import { describe, expect, test } from 'vitest';
 import { CREATE_BASE, LIST_ALL, type LifecycleHarness, startLifecycle } from '../testing/lifecycle-harness.ts';
 
@@ -177,7 +183,21 @@ describe('state × operation', () => {
     await creating;
   });
 
-  test('a sandbox that is being created shows as running', () => {
-    expect(visibleState('creating')).toBe('running');
+  test('the rules of the domain say the same', () => {
+    const possible: Readonly<Record<OperationVerdict, readonly Outcome[]>> = {
+      allow: ['done'],
+      wait: ['waits, then done'],
+      // A running sandbox has no step that is cut off: the kill is simply done.
+      'pre-empt': ['pre-empts', 'done'],
+      join: ['joins'],
+      'not-found': ['not_found'],
+      resume: [],
+      conflict: [],
+    };
+    for (const state of ['creating', 'running', 'killing'] as const) {
+      for (const operation of SANDBOX_OPERATIONS) {
+        expect(possible[OPERATION_RULES[operation][state]]).toContain(MATRIX[state][operation]);
+      }
+    }
   });
 });

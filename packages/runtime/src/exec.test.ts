@@ -1,5 +1,6 @@
+import { existsSync } from 'node:fs';
 import { createFakeClock, createRealClock } from '@agentenv/core/testing';
-import { describe, expect, test } from 'vitest';
+import { describe, expect, test, vi } from 'vitest';
 import { createExec } from './exec.ts';
 
 describe('exec', () => {
@@ -45,6 +46,15 @@ describe('exec', () => {
     await clock.advance(1_000);
     await settled;
     expect(clock.pendingTimers).toBe(0);
+  });
+
+  test('what it started ends with it', async () => {
+    const script = 'sleep 600 & echo $! >&2; wait';
+    const error: unknown = await exec({ argv: ['sh', '-c', script], deadlineMs: 500 }).catch((caught) => caught);
+    const pid = Number(/: (\d+)$/.exec(String(error))?.[1]);
+    expect(pid).toBeGreaterThan(1);
+    // The link of a process that is dead but not yet reaped leads nowhere.
+    await vi.waitFor(() => expect(existsSync(`/proc/${pid}/cwd`)).toBe(false));
   });
 
   test('an abort ends it, and one that came before starts nothing', async () => {

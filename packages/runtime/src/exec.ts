@@ -1,4 +1,4 @@
-import { spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { type Clock, PlatformError } from '@agentenv/core';
 
 export interface Command {
@@ -21,11 +21,12 @@ export function createExec({ clock }: { readonly clock: Clock }): Exec {
   return async ({ argv, stdin = '', deadlineMs }, signal) => {
     signal?.throwIfAborted();
     const [program, ...args] = argv;
-    const child = spawn(program, args, { env: ENVIRONMENT, stdio: ['pipe', 'pipe', 'pipe'] });
+    // A group of its own: an interrupt at the server's terminal does not cut off a change half-way.
+    const child = spawn(program, args, { env: ENVIRONMENT, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
     const done = Promise.withResolvers<string>();
     const output = { stdout: '', stderr: '' };
     const fail = (code: 'internal' | 'deadline_exceeded' | 'canceled', what: string, cause?: unknown) => {
-      child.kill('SIGKILL');
+      killGroup(child);
       const words = output.stderr.trim().slice(-MAX_QUOTED);
       const message = words === '' ? `${program} ${what}` : `${program} ${what}: ${words}`;
       done.reject(new PlatformError(code, message, { details: { argv }, cause }));
@@ -53,4 +54,15 @@ export function createExec({ clock }: { readonly clock: Clock }): Exec {
       signal?.removeEventListener('abort', onAbort);
     }
   };
+}
+
+/** Ends a command with everything it started; nothing when it has ended. */
+function killGroup({ pid, exitCode, signalCode }: ChildProcess): void {
+  if (pid === undefined || exitCode !== null || signalCode !== null) return;
+  try {
+    process.kill(-pid, 'SIGKILL');
+  } catch (error) {
+    // It ended between the look and the signal.
+    if (!(error instanceof Error && 'code' in error && error.code === 'ESRCH')) throw error;
+  }
 }

@@ -28,7 +28,11 @@ export function createIpBatch({ netns, clock }: { readonly netns: string; readon
     // Both outputs in one pipe keep a complaint in front of the marker that follows it.
     const script = 'exec nsenter --net="$1" ip -force -oneline -batch - 2>&1';
     const env = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
-    const started = spawn('sh', ['-c', script, 'sh', netns], { env, stdio: ['pipe', 'pipe', 'ignore'] });
+    const started = spawn('sh', ['-c', script, 'sh', netns], {
+      env,
+      stdio: ['pipe', 'pipe', 'ignore'],
+      detached: true,
+    });
     started.stdout.setEncoding('utf8');
     // Its end is reported by `exit`; a write that races with it is not a second failure.
     started.stdin.on('error', () => {});

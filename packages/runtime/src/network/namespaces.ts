@@ -26,6 +26,8 @@ export interface SlotSpec {
   readonly addresses: SlotAddresses;
   /** `ip -batch` lines that make the device `TAP`. */
   readonly device: readonly string[];
+  /** Connections the guest may have open at once. */
+  readonly maxConnections: number;
   /** The policy transaction a fresh slot starts with. */
   readonly rules: string;
 }
@@ -128,7 +130,8 @@ export function createNamespaces({
     },
     async createSlot(spec) {
       const { index, addresses } = spec;
-      await create(spec.path, slotLinks(spec, gatewayPath), slotRuleset(addresses) + spec.rules);
+      const rules = slotRuleset(addresses, spec.maxConnections) + spec.rules;
+      await create(spec.path, slotLinks(spec, gatewayPath), rules);
       await gateway?.run([
         `addr add ${addresses.gatewayIpv4}/31 dev ${linkName(index)}`,
         `addr add ${addresses.gatewayIpv6}/127 dev ${linkName(index)} nodad`,

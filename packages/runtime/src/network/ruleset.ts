@@ -18,9 +18,10 @@ function hostPart(cidr: string): string {
 
 /**
  * The rules of a fresh slot: source addresses are the guest's own, new connections start at the guest, everything that
- * passes `egress` leaves under the slot's address. `policyTransaction` fills the empty chains.
+ * passes `egress` leaves under the slot's address. `policyTransaction` fills the empty chains. The limit of open
+ * connections keeps one sandbox from filling the gateway's connection table, which all of them share.
  */
-export function slotRuleset(addresses: SlotAddresses): string {
+export function slotRuleset(addresses: SlotAddresses, maxConnections: number): string {
   return `
 table inet aenv {
   chain refuse {
@@ -51,6 +52,7 @@ table inet aenv {
     type filter hook forward priority filter; policy drop;
     ct state established,related accept
     ct state invalid drop
+    ct state new ct count over ${maxConnections} goto refuse
     iifname "${TAP}" oifname "${UPLINK_OF_SLOT}" jump egress
     iifname "${TAP}" goto refuse
   }

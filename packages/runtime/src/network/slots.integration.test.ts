@@ -14,6 +14,7 @@ import type { NetworkSlots } from './slot.ts';
 import { createNetworkSlots, gatewayNamespacePath } from './slots.ts';
 
 const PREFIX = 'test';
+const MAX_CONNECTIONS = 40;
 /** A rejection is an answer; anything that looks like a dropped packet takes the probe's two seconds. */
 const FAST_MS = 1_000;
 /** TCP clients hear a reset, others an ICMP error. */
@@ -27,6 +28,7 @@ describe('network slots', () => {
   let runtimeDir: string;
   let slots: NetworkSlots;
   let internet: FakeInternet;
+  let shared: SlotGuest;
 
   /** Appends a line the kernel refuses to the next transaction, when a test asks for it. */
   async function exec(command: Command, signal?: AbortSignal): Promise<string> {
@@ -53,6 +55,7 @@ describe('network slots', () => {
       pool: { low: 1, high: 2 },
       hostAddresses: () => [INTERNET.hostPublic],
       device: () => GUEST_DEVICE,
+      maxConnections: MAX_CONNECTIONS,
     });
     stack.use(slots);
     internet = stack.use(
@@ -62,6 +65,7 @@ describe('network slots', () => {
         behind: gatewayNamespacePath({ runtimeDir, prefix: PREFIX }),
       }),
     );
+    shared = stack.use(await guestWith());
   });
 
   afterAll(() => stack.disposeAsync());
@@ -69,6 +73,12 @@ describe('network slots', () => {
   async function guestWith(policy: Partial<NetworkPolicy> = {}): Promise<SlotGuest> {
     const slot = await slots.acquire({ ...DEFAULT_NETWORK_POLICY, ...policy });
     return enterSlot({ exec: plainExec, slot, path: join(runtimeDir, 'guests', String(slot.index)) });
+  }
+
+  /** The shared guest, from now on under that policy. */
+  async function guestUnder(policy: Partial<NetworkPolicy> = {}): Promise<SlotGuest> {
+    await shared.slot.applyPolicy({ ...DEFAULT_NETWORK_POLICY, ...policy });
+    return shared;
   }
 
   async function ping(guest: SlotGuest, host: string): Promise<string> {
@@ -81,7 +91,7 @@ describe('network slots', () => {
 
   describe('by default', () => {
     test('TCP, UDP and ICMP reach the internet over IPv4 and IPv6, under the address of the gateway', async () => {
-      await using guest = await guestWith();
+      const guest = await guestUnder();
       await internet.arrivals();
       expect(await guest.tcp(INTERNET.web)).toMatchObject({
         outcome: 'connected',
@@ -98,7 +108,7 @@ describe('network slots', () => {
     });
 
     test("names are answered at the gateway of the slot, over UDP and TCP, by the host's resolver", async () => {
-      await using guest = await guestWith();
+      const guest = await guestUnder();
       await internet.arrivals();
       const gateway = GUEST_ADDRESSING.gatewayIpv4;
       expect(await guest.ask({ op: 'dns', host: gateway })).toMatchObject({ outcome: 'answered', reply: INTERNET.web });
@@ -111,7 +121,7 @@ describe('network slots', () => {
     });
 
     test('private and special addresses are refused at once, although they would answer', async () => {
-      await using guest = await guestWith({ allowInternetAccess: true, allowOut: ['0.0.0.0/0', '::/0'] });
+      const guest = await guestUnder({ allowInternetAccess: true, allowOut: ['0.0.0.0/0', '::/0'] });
       const gatewayPath = gatewayNamespacePath({ runtimeDir, prefix: PREFIX });
       await using outside = await startNamespaceProgram(gatewayPath, './guest-probe.ts');
       for (const host of INTERNET.private) {
@@ -128,7 +138,7 @@ describe('network slots', () => {
     });
 
     test('an address of the host is refused, whatever range it is in', async () => {
-      await using guest = await guestWith({ allowOut: [INTERNET.hostPublic] });
+      const guest = await guestUnder({ allowOut: [INTERNET.hostPublic] });
       expect(await guest.tcp(INTERNET.hostPublic)).toMatchObject(REFUSED);
     });
   });
@@ -158,7 +168,7 @@ describe('network slots', () => {
     });
 
     test('off with an allow-list reaches the list, and names', async () => {
-      await using guest = await guestWith({ allowInternetAccess: false, allowOut: [INTERNET.web, INTERNET.web6] });
+      const guest = await guestUnder({ allowInternetAccess: false, allowOut: [INTERNET.web, INTERNET.web6] });
       expect(await guest.tcp(INTERNET.web)).toMatchObject({ outcome: 'connected' });
       expect(await guest.tcp(INTERNET.web6)).toMatchObject({ outcome: 'connected' });
       expect(await guest.tcp(INTERNET.other)).toMatchObject(REFUSED);
@@ -170,7 +180,7 @@ describe('network slots', () => {
 
   describe('rules', () => {
     test('allow beats deny, for overlapping ranges of both families', async () => {
-      await using guest = await guestWith({
+      const guest = await guestUnder({
         allowOut: ['198.51.100.7/32', '2001:db8:1::7'],
         denyOut: ['198.51.100.0/24', '198.51.100.0/25', '2001:db8:1::/48', '198.51.100.8'],
       });
@@ -181,14 +191,14 @@ describe('network slots', () => {
     });
 
     test('denying everything leaves only what is allowed', async () => {
-      await using guest = await guestWith({ allowOut: [INTERNET.web], denyOut: ['0.0.0.0/0', '::/0'] });
+      const guest = await guestUnder({ allowOut: [INTERNET.web], denyOut: ['0.0.0.0/0', '::/0'] });
       expect(await guest.tcp(INTERNET.web)).toMatchObject({ outcome: 'connected' });
       expect(await guest.udp(INTERNET.other)).toMatchObject(REFUSED);
       expect(await guest.tcp(INTERNET.web6)).toMatchObject(REFUSED);
     });
 
     test('an update takes effect for new connections and lets established ones go on', async () => {
-      await using guest = await guestWith();
+      const guest = await guestUnder();
       expect(await guest.tcp(INTERNET.web, 7, { keep: 'held' })).toMatchObject({ outcome: 'connected' });
       await guest.slot.applyPolicy({ ...DEFAULT_NETWORK_POLICY, denyOut: [INTERNET.web] });
       expect(await guest.tcp(INTERNET.web)).toMatchObject(REFUSED);
@@ -198,7 +208,7 @@ describe('network slots', () => {
     });
 
     test('a failed update leaves the old rules whole', async () => {
-      await using guest = await guestWith({ denyOut: [INTERNET.other] });
+      const guest = await guestUnder({ denyOut: [INTERNET.other] });
       breakNextTransaction = true;
       await expect(guest.slot.applyPolicy({ ...DEFAULT_NETWORK_POLICY, denyOut: [INTERNET.web] })).rejects.toThrow(
         'the network policy could not be applied',
@@ -212,7 +222,7 @@ describe('network slots', () => {
     });
 
     test('no connection falls between two policies while they alternate', async () => {
-      await using guest = await guestWith({ denyOut: [INTERNET.other] });
+      const guest = await guestUnder({ denyOut: [INTERNET.other] });
       const policies = [
         { ...DEFAULT_NETWORK_POLICY, denyOut: [INTERNET.other] },
         { ...DEFAULT_NETWORK_POLICY, allowInternetAccess: false, allowOut: [INTERNET.web] },
@@ -304,20 +314,32 @@ describe('network slots', () => {
       expect(await internet.arrivals()).toEqual([]);
       expect(await guest.udp(INTERNET.web, 7, { source: '169.254.0.22' })).toMatchObject({ outcome: 'answered' });
     });
+
+    test('one sandbox cannot fill the connection table of all', async () => {
+      await using guest = await guestWith();
+      const outcomes: string[] = [];
+      for (let index = 0; index < MAX_CONNECTIONS + 5; index++) {
+        outcomes.push((await guest.tcp(INTERNET.web, 7, { keep: `held-${index}` })).outcome);
+      }
+      expect(new Set(outcomes.slice(0, MAX_CONNECTIONS - 5))).toEqual(new Set(['connected']));
+      expect(outcomes.at(-1)).toMatch(REFUSAL);
+      expect(await shared.tcp(INTERNET.web)).toMatchObject({ outcome: 'connected' });
+    });
   });
 
   describe('the pool', () => {
     test('slots in use differ in number, namespace, host address and uid', async () => {
+      const before = slots.status().inUse;
       const taken = await Promise.all(Array.from({ length: 5 }, () => slots.acquire(DEFAULT_NETWORK_POLICY)));
       try {
         for (const key of ['index', 'networkNamespacePath', 'hostInteractionIp', 'uid'] as const) {
           expect(new Set(taken.map((slot) => slot[key])).size).toBe(taken.length);
         }
-        expect(slots.status().inUse).toBe(5);
+        expect(slots.status().inUse).toBe(before + 5);
       } finally {
         await Promise.all(taken.map((slot) => slot.release()));
       }
-      expect(slots.status().inUse).toBe(0);
+      expect(slots.status().inUse).toBe(before);
     });
 
     test('is refilled to its watermark; a released slot is gone and the next one is clean', async () => {

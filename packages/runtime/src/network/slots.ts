@@ -18,6 +18,8 @@ import { policyTransaction } from './ruleset.ts';
 import type { NetworkSlots } from './slot.ts';
 import { SlotPool } from './slot-pool.ts';
 
+const DEFAULT_MAX_CONNECTIONS = 16_384;
+
 export interface NetworkSlotsOptions {
   /** This server's runtime directory; namespaces are files in `netns/` below it. */
   readonly runtimeDir: string;
@@ -39,6 +41,8 @@ export interface NetworkSlotsOptions {
   /** Refill up to `high` ready slots as soon as fewer than `low` are. */
   readonly pool: { readonly low: number; readonly high: number };
   readonly addressing?: InternalNetworks;
+  /** Connections one sandbox may have open at once; 16384 unless given. */
+  readonly maxConnections?: number;
   /** `ip -batch` lines that make the device `tap0` of a slot, run inside it; a tap for the slot's uid unless given. */
   readonly device?: (slot: { readonly index: number; readonly uid: number }) => readonly string[];
   /** Addresses of the host that no sandbox may reach; those of its interfaces unless given. */
@@ -57,7 +61,7 @@ export function gatewayNamespacePath({ runtimeDir, prefix }: { runtimeDir: strin
  * Throws `invalid_argument` for a bad address configuration. Disposing ends every slot, also those in use.
  */
 export async function createNetworkSlots(options: NetworkSlotsOptions): Promise<NetworkSlots> {
-  const { runtimeDir, prefix, exec, clock, log, pool, uidBase } = options;
+  const { runtimeDir, prefix, exec, clock, log, pool, uidBase, maxConnections = DEFAULT_MAX_CONNECTIONS } = options;
   const plan = createAddressPlan(options.addressing ?? DEFAULT_INTERNAL_NETWORKS);
   const alwaysDenied: readonly Cidr[] = [
     ...parseRules(options.alwaysDeniedCidrs, 'network.egress.always_denied_cidrs'),
@@ -82,7 +86,7 @@ export async function createNetworkSlots(options: NetworkSlotsOptions): Promise<
       const addresses = plan.slot(index);
       const device = options.device?.({ index, uid }) ?? tapDevice(uid);
       const rules = policyTransaction(egressPolicy(DEFAULT_NETWORK_POLICY, alwaysDenied), addresses);
-      await namespaces.createSlot({ index, path, uid, addresses, device, rules });
+      await namespaces.createSlot({ index, path, uid, addresses, device, maxConnections, rules });
       return { index, path, uid };
     },
     async applyPolicy({ index, path }, policy, signal) {

@@ -55,7 +55,7 @@ export function createPastaUplink({ gatewayPath, pidFile, clock, log, wrapper = 
     const [program = 'pasta', ...args] = [...wrapper, 'pasta', ...pastaArguments(gatewayPath, pidFile, current)];
     const startedAt = clock.monotonic();
     const env = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin' };
-    const started = spawn(program, args, { env, stdio: ['ignore', 'ignore', 'pipe'] });
+    const started = spawn(program, args, { env, stdio: ['ignore', 'ignore', 'pipe'], detached: true });
     let words = '';
     started.stderr.setEncoding('utf8').on('data', (text: string) => {
       words = (words + text).slice(-LAST_WORDS);

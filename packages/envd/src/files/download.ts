@@ -9,6 +9,7 @@ import { sendJson } from '../http/answer.ts';
 import { contentDisposition } from '../http/content-disposition.ts';
 import { isCompressible, mediaTypeOf } from '../http/media-type.ts';
 import { signalOfAnswer, withDeadline } from '../http/signals.ts';
+import { writeChunk } from '../http/write.ts';
 import { type Condition, evaluateConditions, isConditional, validatorsOf } from './conditions.ts';
 import { boundedBody, type FileHead, readHead } from './file-body.ts';
 import { lookupFileUser } from './file-user.ts';
@@ -47,7 +48,7 @@ export async function downloadFile(
     case 'part': {
       await leave(body);
       const part = await openFile(path, condition, context, signal);
-      await sendPart(request, response, { path, entry, content: await readHead(part.body) }, condition, signal);
+      await sendPart(request, response, { path, entry, content: await readHead(part.body) }, condition);
       return;
     }
     case 'not modified':
@@ -114,12 +115,12 @@ async function sendWhole(
     response.end();
     return;
   }
-  const body = Readable.from(boundedBody(content, compress ? undefined : length), { objectMode: false });
+  const body = boundedBody(content, compress ? undefined : length);
   if (compress) {
     const gzip = createGzip({ level: zlib.Z_BEST_SPEED, chunkSize: CHUNK_BYTES });
-    await pipeline(body, gzip, response, { signal });
+    await pipeline(Readable.from(body, { objectMode: false }), gzip, response, { signal });
   } else {
-    await pipeline(body, response, { signal });
+    await sendBody(response, body);
   }
 }
 
@@ -128,7 +129,6 @@ async function sendPart(
   response: ServerResponse,
   { path, entry, content }: OpenFile,
   { first, last }: Range,
-  signal: AbortSignal,
 ): Promise<void> {
   const length = last - first + 1n;
   describe(response, path, entry);
@@ -141,7 +141,15 @@ async function sendPart(
     response.end();
     return;
   }
-  await pipeline(Readable.from(boundedBody(content, length), { objectMode: false }), response, { signal });
+  await sendBody(response, boundedBody(content, length));
+}
+
+async function sendBody(response: ServerResponse, body: AsyncIterable<Uint8Array>): Promise<void> {
+  for await (const chunk of body) {
+    await writeChunk(response, chunk);
+    if (response.destroyed) return;
+  }
+  response.end();
 }
 
 /** The headers every answer about a file has. */

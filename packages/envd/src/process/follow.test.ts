@@ -32,11 +32,10 @@ function follow(options: Partial<FollowOptions> = {}): Followed {
       signal: abort.signal,
       ...options,
     });
-    for await (const { event } of stream) {
-      if (event?.case === 'data')
-        events.push(`${event.value?.output?.case}:${Buffer.from(event.value?.output?.value ?? []).toString()}`);
-      else if (event?.case === 'end') events.push(`end ${event.value?.status}`);
-      else events.push(event?.case ?? 'nothing');
+    for await (const item of stream) {
+      if (item.kind === 'output') events.push(`${item.output.stream}:${Buffer.from(item.output.data).toString()}`);
+      else if (item.event.case === 'end') events.push(`end ${item.event.value?.status}`);
+      else events.push(item.event.case ?? 'nothing');
     }
   })();
   done.catch(() => undefined);

@@ -1,3 +1,4 @@
+import type { ProcessOutput } from '@agentenv/agent';
 import { type Clock, PlatformError } from '@agentenv/core';
 import type { ProcessEventSchema } from '@agentenv/protocol/process';
 import type { MessageInitShape } from '@bufbuild/protobuf';
@@ -5,7 +6,12 @@ import type { ProcessEnd } from './process-end.ts';
 import type { ProcessRecord } from './process-record.ts';
 import type { Subscriber } from './subscriber.ts';
 
-type EventInit = MessageInitShape<typeof ProcessEventSchema>;
+type Event = MessageInitShape<typeof ProcessEventSchema>['event'];
+
+/** What a stream sends next; the first item is the start event. */
+export type FollowedItem =
+  | { readonly kind: 'output'; readonly output: ProcessOutput }
+  | { readonly kind: 'event'; readonly event: NonNullable<Event> };
 
 /** After a time limit: how long the stream waits for the guest to report the kill it made, milliseconds. */
 const KILL_REPORT_MS = 500;
@@ -30,13 +36,13 @@ export async function* followProcess(
   record: ProcessRecord,
   subscriber: Subscriber,
   options: FollowOptions,
-): AsyncGenerator<EventInit, void, undefined> {
+): AsyncGenerator<FollowedItem, void, undefined> {
   const { clock, deadline, deadlineEndsProcess, signal } = options;
   const interrupt = (): void => subscriber.interrupt();
   signal.addEventListener('abort', interrupt);
   const limit = deadline === undefined ? undefined : deadline + (deadlineEndsProcess ? KILL_REPORT_MS : 0);
   try {
-    yield { event: { case: 'start', value: { pid: record.pid } } };
+    yield { kind: 'event', event: { case: 'start', value: { pid: record.pid } } };
     let lastEvent = clock.monotonic();
     while (!signal.aborted) {
       const now = clock.monotonic();
@@ -49,12 +55,12 @@ export async function* followProcess(
       }
       if (item !== undefined) {
         lastEvent = now;
-        yield { event: { case: 'data', value: { output: { case: item.output.stream, value: item.output.data } } } };
+        yield item;
         continue;
       }
       if (now - lastEvent >= options.keepaliveMs) {
         lastEvent = now;
-        yield { event: { case: 'keepalive', value: {} } };
+        yield { kind: 'event', event: { case: 'keepalive', value: {} } };
         continue;
       }
       const pause = Math.min(lastEvent + options.keepaliveMs, limit ?? Number.POSITIVE_INFINITY) - now;
@@ -67,8 +73,9 @@ export async function* followProcess(
   }
 }
 
-function endEvent(end: ProcessEnd): EventInit {
+function endEvent(end: ProcessEnd): FollowedItem {
   return {
+    kind: 'event',
     event: {
       case: 'end',
       value: {

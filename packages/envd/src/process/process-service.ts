@@ -1,8 +1,10 @@
 import { type Clock, PlatformError } from '@agentenv/core';
-import { type Process, type ProcessInput, Signal } from '@agentenv/protocol/process';
+import { type Process, type ProcessEventSchema, type ProcessInput, Signal } from '@agentenv/protocol/process';
+import type { MessageInitShape } from '@bufbuild/protobuf';
 import { ConnectError, type ServiceImpl } from '@connectrpc/connect';
 import { CALL_VALUES, type CallValues } from '../rpc/call-values.ts';
-import { type FollowOptions, followProcess } from './follow.ts';
+import { encodeDataFrame } from './data-frame.ts';
+import { type FollowedItem, type FollowOptions, followProcess } from './follow.ts';
 import { type ProcessRecord, SIGKILL, SIGTERM } from './process-record.ts';
 import type { ProcessTable } from './process-table.ts';
 import { spawnError } from './spawn-error.ts';
@@ -76,13 +78,14 @@ export function createProcessService(deps: ProcessServiceDeps): ServiceImpl<type
         throw spawnError(caught, plan);
       });
       const options = followOptions(values, context.signal, 'ends the process');
-      for await (const event of followProcess(record, subscriber, options)) yield { event };
+      yield* send(followProcess(record, subscriber, options), values);
     },
 
     async *connect(request, context) {
+      const values = context.values.get(CALL_VALUES);
       const record = await table.find(request.process, 'any');
-      const options = followOptions(context.values.get(CALL_VALUES), context.signal, 'ends the stream');
-      for await (const event of followProcess(record, record.subscribe(), options)) yield { event };
+      const options = followOptions(values, context.signal, 'ends the stream');
+      yield* send(followProcess(record, record.subscribe(), options), values);
     },
 
     async update(request) {
@@ -129,6 +132,21 @@ export function createProcessService(deps: ProcessServiceDeps): ServiceImpl<type
       return {};
     },
   };
+}
+
+/** The answers of a stream; bulk output takes the short way where there is one. */
+async function* send(
+  items: AsyncIterable<FollowedItem>,
+  { writeFrame }: CallValues,
+): AsyncGenerator<{ readonly event: MessageInitShape<typeof ProcessEventSchema> }, void, undefined> {
+  for await (const item of items) {
+    if (item.kind !== 'output') yield { event: { event: item.event } };
+    else if (writeFrame !== undefined) await writeFrame(encodeDataFrame(item.output));
+    else {
+      const { stream, data } = item.output;
+      yield { event: { event: { case: 'data', value: { output: { case: stream, value: data } } } } };
+    }
+  }
 }
 
 function signalNumber(signal: Signal): typeof SIGKILL | typeof SIGTERM {

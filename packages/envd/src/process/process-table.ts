@@ -33,7 +33,7 @@ export interface ProcessTable extends Disposable {
 }
 
 export function createProcessTable(deps: {
-  readonly agent: Agent;
+  readonly agent: Pick<Agent, 'spawn' | 'listProcesses'>;
   readonly clock: Clock;
   readonly log: Log;
 }): ProcessTable {

@@ -1,4 +1,3 @@
-import { once } from 'node:events';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Clock, Log } from '@agentenv/core';
 import { HEADERS } from '@agentenv/protocol';
@@ -15,6 +14,7 @@ import { sendError, sendJson } from '../http/answer.ts';
 import { resetConnection } from '../http/open-answers.ts';
 import { readRequestBody } from '../http/request-body.ts';
 import { signalOfAnswer } from '../http/signals.ts';
+import { writeChunk } from '../http/write.ts';
 import { basicUser, connectTimeoutMs, keepaliveMs } from './call-headers.ts';
 import { CALL_VALUES } from './call-values.ts';
 import { isSandboxGone, toConnectError } from './connect-error.ts';
@@ -99,6 +99,7 @@ export function createRpcAdapter({ clock, log, routes }: RpcAdapterOptions): Rpc
         arrivedAt: clock.monotonic(),
         keepaliveMs: keepaliveMs(request.headers),
         breakOff: () => resetConnection(response),
+        writeFrame: readsJsonStream(request) ? (frame) => writeChunk(response, frame) : undefined,
       }),
     });
     await sendUniversal(answer, request, response);
@@ -136,8 +137,8 @@ async function sendUniversal(
     let next = await chunks.next();
     response.writeHead(answer.status, answer.header === undefined ? {} : Object.fromEntries(answer.header));
     for (; next.done !== true; next = await chunks.next()) {
+      await writeChunk(response, next.value);
       if (response.destroyed) return;
-      if (!response.write(next.value)) await drained(response);
     }
     response.end();
   } finally {
@@ -146,17 +147,8 @@ async function sendUniversal(
   }
 }
 
-/** Resolves when the client has taken what was written, or is gone. */
-async function drained(response: ServerResponse): Promise<void> {
-  const stop = new AbortController();
-  try {
-    await Promise.race([
-      once(response, 'drain', { signal: stop.signal }),
-      once(response, 'close', { signal: stop.signal }),
-    ]);
-  } finally {
-    stop.abort();
-  }
+function readsJsonStream({ headers }: IncomingMessage): boolean {
+  return /^application\/connect\+json\b/i.test(headers['content-type'] ?? '');
 }
 
 function toWebHeaders(request: IncomingMessage): Headers {

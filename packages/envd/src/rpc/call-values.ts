@@ -12,10 +12,16 @@ export interface CallValues {
   readonly keepaliveMs: number;
   /** Breaks the connection: the sandbox is gone, and a client must not take an answer for an end (contract e2b.md section 10.3). */
   breakOff(): void;
+  /**
+   * For streams whose client reads JSON: writes one finished frame (Latin-1 text) past the protocol library, behind
+   * every message that was yielded before. Allowed once the first message was, as that one carries the headers.
+   * Settles when the client has room for more. Undefined where there is no such way.
+   */
+  readonly writeFrame: ((frame: string) => Promise<void>) | undefined;
 }
 
 /** Where the adapter leaves them for the handlers. */
 export const CALL_VALUES = createContextKey<CallValues>(
-  { user: undefined, timeoutMs: undefined, arrivedAt: 0, keepaliveMs: 90_000, breakOff() {} },
+  { user: undefined, timeoutMs: undefined, arrivedAt: 0, keepaliveMs: 90_000, breakOff() {}, writeFrame: undefined },
   { description: 'values of the HTTP request' },
 );

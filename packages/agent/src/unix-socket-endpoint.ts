@@ -1,6 +1,7 @@
 import { createConnection, type Socket } from 'node:net';
 import { type Clock, PlatformError } from '@agentenv/core';
 import { onAbort } from './channel/abort.ts';
+import { errorOfAbort } from './channel/status.ts';
 import type { ChannelEndpoint } from './endpoint.ts';
 
 /** Longest path of a unix socket address on Linux, bytes without the final NUL. */
@@ -46,7 +47,7 @@ export function createUnixSocketEndpoint(path: string, { clock }: UnixSocketEndp
   return {
     async connect(signal) {
       for (;;) {
-        signal.throwIfAborted();
+        if (signal.aborted) throw errorOfAbort(signal);
         try {
           return await connectOnce(path);
         } catch {

@@ -18,7 +18,7 @@ const REQUEST_PREFIX = 6;
 /** Requests without an answer at once, per channel. */
 const MAX_PENDING_CALLS = 4096;
 /** Memory of unsent control frames beyond which no request is accepted, bytes. */
-const MAX_QUEUED_REQUESTS = 8 * 1024 * 1024;
+const MAX_QUEUED_REQUESTS = 4 * 1024 * 1024;
 
 const ERROR_LAYOUT = [
   ['errno', 'u32'],
@@ -98,9 +98,10 @@ export function createCalls({ channel, clock }: { readonly channel: Channel; rea
     options: CallOptions<Name>,
   ): Call<Name> {
     const { signal } = options;
-    assertRoom();
     if (signal?.aborted === true) throw errorOfAbort(signal);
     const payload = encode(name, body, options);
+    const id = channel.allocate();
+    assertRoom();
     const answer = Promise.withResolvers<ResponseBody<Name>>();
     // A caller that is busy sending a body looks at the answer later.
     answer.promise.catch(() => {});
@@ -108,7 +109,7 @@ export function createCalls({ channel, clock }: { readonly channel: Channel; rea
     let timer: Disposable | undefined;
 
     const stream = channel.stream(
-      channel.allocate(),
+      id,
       {
         ...options.stream,
         response(bytes) {

@@ -11,7 +11,7 @@ import type { SendQueue, SendStream } from './send-stream.ts';
 import { errorOfReset } from './status.ts';
 
 /** Waiting control frames beyond this, bytes of memory, mean that the guest reads no more. */
-const MAX_QUEUED_CONTROL = 16 * 1024 * 1024;
+const MAX_QUEUED_CONTROL = 8 * 1024 * 1024;
 
 /** First id of a request (guest/PROTOCOL.md, "Stream ids"). */
 const FIRST_STREAM = 16;

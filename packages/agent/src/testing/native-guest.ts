@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { copyFile, mkdtemp, readFile, rm, rmdir, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setTimeout } from 'node:timers/promises';
 import { type Log, SILENT_LOG } from '@agentenv/core';
 import type { Agent } from '../agent.ts';
 import { createAgent } from '../client/create-agent.ts';
@@ -81,7 +82,7 @@ async function removeCgroup(path: string): Promise<void> {
       if (code === 'ENOENT') return;
       // The kernel still takes the killed processes apart.
       if (code !== 'EBUSY' || testClock.monotonic() > until) throw caught;
-      await new Promise<void>((resolve) => testClock.timer(5, resolve));
+      await setTimeout(5);
     }
   }
 }
@@ -104,10 +105,13 @@ export async function startNativeGuest(options: NativeGuestOptions = {}): Promis
 
   const listen = ['/mnt/aenv-guest', '--listen', '/mnt/agent.sock', '--no-init'];
   const command = cgroup === undefined ? listen : [...listen, '--cgroup', cgroup];
+  // Dies with the test runner, however that ends; and everything inside dies with it.
+  const dieWithParent = ['--pdeathsig', 'KILL', 'unshare'];
   const namespaces = ['--mount', '--pid', '--net', '--uts', '--ipc', '--fork', '--kill-child', '--mount-proc'];
   const child = spawn(
-    'unshare',
+    'setpriv',
     [
+      ...dieWithParent,
       ...namespaces,
       '--propagation',
       'private',

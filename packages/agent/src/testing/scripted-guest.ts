@@ -44,6 +44,8 @@ export interface ScriptedGuest {
   fail(stream: number, status: keyof typeof STATUS, message?: string, errno?: number): void;
   event<Name extends EventName>(stream: number, name: Name, body: Body<(typeof EVENTS)[Name]['body']>): void;
   raw(bytes: Uint8Array): void;
+  /** From now on the host's frames are left lying. */
+  stopReading(): void;
   /** Ends the connection from the guest's side. */
   end(): void;
 }
@@ -186,6 +188,9 @@ export function createScriptedGuest(): ScriptedGuest {
     },
     raw(bytes) {
       guest.write(bytes);
+    },
+    stopReading() {
+      guest.pause();
     },
     end() {
       guest.end();

@@ -50,7 +50,7 @@ describeLedgerContract('the memory ledger', async () => {
   };
 });
 
-describe('the sqlite ledger', () => {
+describe('the sqlite ledger', { timeout: 20_000 }, () => {
   test('after kill -9 everything that was acknowledged is there', { timeout: 60_000 }, async () => {
     await using directory = await temporaryDirectory();
     const path = join(directory.path, 'ledger.db');

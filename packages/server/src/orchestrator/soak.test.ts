@@ -81,7 +81,7 @@ async function passTime(harness: LifecycleHarness, rng: SeededRandom, model: Mod
   for (const [id, deadline] of model) if (deadline <= now) model.delete(id);
 }
 
-describe('a long random life', () => {
+describe('a long random life', { timeout: 30_000 }, () => {
   test.each([1, 2, 3, 4, 5, 6])(
     'one operation after the other agrees with the model after each (seed %i)',
     async (seed) => {

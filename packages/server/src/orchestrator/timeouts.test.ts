@@ -15,7 +15,7 @@ function remaining(harness: LifecycleHarness, id: string): number {
 
 const exists = (harness: LifecycleHarness, id: string): boolean => harness.orchestrator.target(id).kind === 'ready';
 
-describe('timeouts', () => {
+describe('timeouts', { timeout: 30_000 }, () => {
   test('a sandbox is ended when its time has passed, within a second', async () => {
     const harness = await startLifecycle();
     const id = await sandbox(harness, 3);

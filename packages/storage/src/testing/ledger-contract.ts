@@ -30,7 +30,7 @@ const template: TemplateRecord = {
 
 /** What every ledger has to do, on whatever it writes to. */
 export function describeLedgerContract(name: string, createPlace: () => Promise<LedgerPlace>): void {
-  describe(`${name} keeps the ledger contract`, () => {
+  describe(`${name} keeps the ledger contract`, { timeout: 20_000 }, () => {
     let place: LedgerPlace;
     let log: RecordingLog;
 

@@ -3,7 +3,7 @@ import type { Clock, Log } from '@agentenv/core';
 import type { Namespaces } from './namespaces.ts';
 import { createFixedResolvers, createHostResolvers, type ResolverChoice } from './resolvers.ts';
 import { hostAddressesTransaction, resolverTransaction } from './ruleset.ts';
-import { createNoUplink, createPastaUplink, endLeftoverPasta, LOOPBACK_RESOLVER } from './uplink.ts';
+import { createNoUplink, createPastaUplink, endLeftoverPasta, LOCAL_RESOLVER } from './uplink.ts';
 
 export interface GatewayOptions {
   readonly namespaces: Namespaces;
@@ -51,15 +51,17 @@ export async function createGateway(options: GatewayOptions): Promise<Gateway> {
       : createFixedResolvers(dnsServers);
 
   async function apply(): Promise<void> {
-    const choice = await resolvers.read();
-    const rules = resolverTransaction(resolverAddresses(choice));
+    const addresses = [...new Set(hostAddresses())].sort();
+    const resolver = await resolvers.read();
+    // The gateway carries the host's own addresses too, so one of those is as far away as its loopback.
+    const local = isLocal(resolver, addresses) ? resolver.address : undefined;
+    const rules = resolverTransaction(resolverAddresses(resolver, local));
     if (rules !== inForce.rules) {
       await namespaces.nft(gatewayPath, rules);
-      log.info({ resolver: choice }, 'sandboxes use this resolver');
+      log.info({ resolver }, 'sandboxes use this resolver');
       inForce.rules = rules;
     }
-    await uplink.run({ loopbackResolver: choice.kind === 'loopback' ? choice.address : undefined });
-    const addresses = [...new Set(hostAddresses())].sort();
+    await uplink.run({ localResolver: local });
     if (addresses.join() !== inForce.addresses) {
       const ipv4 = addresses.filter((address) => isIPv4(address));
       const ipv6 = addresses.filter((address) => !isIPv4(address));
@@ -107,8 +109,18 @@ export async function createGateway(options: GatewayOptions): Promise<Gateway> {
   return gateway;
 }
 
-/** A resolver on the host's loopback is reached through the uplink, which carries only UDP there. */
-function resolverAddresses(choice: ResolverChoice): { readonly udp?: string; readonly tcp?: string } {
-  if (choice.kind === 'server') return { udp: choice.address, tcp: choice.address };
-  return choice.kind === 'loopback' ? { udp: LOOPBACK_RESOLVER } : {};
+function isLocal(
+  resolver: ResolverChoice,
+  hostAddresses: readonly string[],
+): resolver is Exclude<ResolverChoice, { kind: 'none' }> {
+  return resolver.kind === 'loopback' || (resolver.kind === 'server' && hostAddresses.includes(resolver.address));
+}
+
+/** A resolver on the host itself is reached through the uplink, which carries only UDP there. */
+function resolverAddresses(
+  resolver: ResolverChoice,
+  local: string | undefined,
+): { readonly udp?: string; readonly tcp?: string } {
+  if (local !== undefined) return { udp: LOCAL_RESOLVER };
+  return resolver.kind === 'none' ? {} : { udp: resolver.address, tcp: resolver.address };
 }

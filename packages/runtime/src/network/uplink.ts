@@ -12,12 +12,12 @@ export interface Uplink extends AsyncDisposable {
 }
 
 export interface UplinkSettings {
-  /** The host's loopback resolver, undefined when another one is used. A change starts the uplink anew. */
-  readonly loopbackResolver: string | undefined;
+  /** The resolver on the host itself, undefined when another one is used. A change starts the uplink anew. */
+  readonly localResolver: string | undefined;
 }
 
-/** Address in the gateway that stands for the host's loopback resolver, over UDP; nothing else uses it. */
-export const LOOPBACK_RESOLVER = '169.254.53.53';
+/** Address in the gateway that stands for a resolver on the host itself, over UDP; nothing else uses it. */
+export const LOCAL_RESOLVER = '169.254.53.53';
 
 export interface PastaOptions {
   readonly gatewayPath: string;
@@ -101,7 +101,7 @@ export function createPastaUplink({ gatewayPath, pidFile, clock, log, wrapper = 
 
   return {
     async run(wanted) {
-      if (disposed || (settings !== undefined && settings.loopbackResolver === wanted.loopbackResolver)) return;
+      if (disposed || (settings !== undefined && settings.localResolver === wanted.localResolver)) return;
       await stop();
       settings = wanted;
       backoff = FIRST_BACKOFF_MS;
@@ -122,7 +122,7 @@ export function createPastaUplink({ gatewayPath, pidFile, clock, log, wrapper = 
 export function pastaArguments(
   gatewayPath: string,
   pidFile: string,
-  { loopbackResolver }: UplinkSettings,
+  { localResolver }: UplinkSettings,
 ): readonly string[] {
   return [
     ...['--runas', '0'],
@@ -136,7 +136,7 @@ export function pastaArguments(
     ...['--tcp-ports', 'none', '--udp-ports', 'none', '--tcp-ns', 'none', '--udp-ns', 'none'],
     ...['--mtu', '1500'],
     // Only then: with it, answers of the host's resolver to anybody else come back under the wrong address.
-    ...(loopbackResolver === undefined ? [] : ['--dns-forward', LOOPBACK_RESOLVER]),
+    ...(localResolver === undefined ? [] : ['--dns-forward', LOCAL_RESOLVER]),
     ...['--ns-ifname', PASTA_LINK],
     ...['--pid', pidFile],
     '--netns-only',

@@ -32,7 +32,7 @@ export async function openBareHost(home: string, artifactsDirectory: string): Pr
   const clock = createRealClock();
   const exec = createExec({ clock });
   const artifacts = await loadArtifacts(artifactsDirectory);
-  const templates = join(home, 'templates');
+  const templates = join(home, 'qemu/templates');
   const [key] = (await readdir(templates)).filter((name) => !name.startsWith('.'));
   if (key === undefined) throw new Error(`no template in ${templates}`);
   const directory = join(templates, key);
@@ -54,7 +54,7 @@ export async function openBareHost(home: string, artifactsDirectory: string): Pr
     async restore() {
       const name = randomBytes(5).toString('hex');
       const sockets = join(scratch, name);
-      const instance = join(home, 'instances', `bench-${name}`);
+      const instance = join(home, 'qemu/instances', `bench-${name}`);
       for (const made of [sockets, instance]) {
         await mkdir(made, { recursive: true });
         await chown(made, UID, UID);

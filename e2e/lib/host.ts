@@ -1,4 +1,5 @@
-import { readdirSync, readFileSync } from 'node:fs';
+import { copyFileSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import type { TestServer } from './server.ts';
@@ -46,10 +47,22 @@ export function ledgerIds(server: TestServer): string[] {
     .map((row) => String(row.id));
 }
 
+/** A copy of the ledger as it is on disk: the server holds the original with an exclusive lock. */
 function openLedger(server: TestServer): Disposable & { readonly handle: DatabaseSync } {
-  const file = readdirSync(server.home).find((name) => /^ledger.*\.(db|sqlite)$/.test(name)) ?? 'ledger.db';
-  const handle = new DatabaseSync(join(server.home, file), { readOnly: true });
-  return { handle, [Symbol.dispose]: () => handle.close() };
+  const copy = mkdtempSync(join(tmpdir(), 'aenv-ledger-'));
+  for (const name of readdirSync(server.home).filter((entry) => /^ledger\.\w+(-wal)?$/.test(entry))) {
+    copyFileSync(join(server.home, name), join(copy, name));
+  }
+  const file = readdirSync(copy).find((name) => !name.endsWith('-wal'));
+  if (file === undefined) throw new Error(`no ledger in ${server.home}`);
+  const handle = new DatabaseSync(join(copy, file));
+  return {
+    handle,
+    [Symbol.dispose]() {
+      handle.close();
+      rmSync(copy, { recursive: true });
+    },
+  };
 }
 
 function findPid(value: unknown): number | undefined {

@@ -91,7 +91,7 @@ async function run({ progress, effort }: BenchContext): Promise<readonly Measure
     await waitUntil(
       async () => {
         const metrics = await (await fetch(`${server.url}/metrics`)).text();
-        return Number(/^agentenv_pool_ready(?:\{[^}]*\})? (\d+)/m.exec(metrics)?.[1] ?? 0) > 0;
+        return Number(/^agentenv_pool_entries\{kind="ready"\} (\d+)/m.exec(metrics)?.[1] ?? 0) > 0;
       },
       { timeout: 60_000, what: 'a ready machine in the pool' },
     );

@@ -16,7 +16,8 @@
  *     --file FD=PATH     file the engine inherits, read-only
  *     --tap FD=NAME      tap device of the entered namespace the engine inherits
  *
- * Every other descriptor above 2 is closed, core dumps are off, the umask is 077, no new privileges can be gained.
+ * Every other descriptor above 2 is closed, core dumps and transparent huge pages are off, the umask is 077, no new
+ * privileges can be gained.
  * An error is one line on stderr and exit status 125; 126 when the program itself cannot be executed.
  */
 #define _GNU_SOURCE
@@ -233,6 +234,8 @@ static void drop_privileges(const struct options *options) {
     if (setresuid(uid, uid, uid) != 0) fail("setresuid");
     if (setuid(0) == 0) usage("privileges", "could be regained");
   }
+  /* An engine writes here and there in large areas; a huge page for each place is memory nobody uses. */
+  if (prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0) fail("huge pages off");
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) fail("no_new_privs");
 }
 

@@ -5,6 +5,8 @@ import { type ClockKeeper, createClockKeeper } from './clock-keeper.ts';
 
 interface Guest {
   skew: number;
+  /** Skew that a step leaves, as it arrives late. */
+  late: number;
   delay: number;
   compared: number;
   stepped: number;
@@ -26,7 +28,7 @@ describe('clock keeper', () => {
   const wait = (milliseconds: number) => new Promise<void>((resolve) => clock.timer(milliseconds, resolve));
 
   function guest(facts: Partial<Guest>): Guest & Disposable {
-    const state: Guest = { skew: 0, delay: 0, compared: 0, stepped: 0, running: true, ...facts };
+    const state: Guest = { skew: 0, late: 0, delay: 0, compared: 0, stepped: 0, running: true, ...facts };
     const kept = keeper.keep({
       agent: {
         async clockSkew() {
@@ -36,6 +38,7 @@ describe('clock keeper', () => {
         },
         async setClock() {
           state.stepped++;
+          state.skew = state.late;
           return 0;
         },
       },
@@ -54,8 +57,17 @@ describe('clock keeper', () => {
   test('does not step on what a slow answer alone explains', async () => {
     const slow = guest({ skew: 300, delay: 600 });
     const certain = guest({ skew: 500, delay: 600 });
-    await clock.advance(31_000);
+    await clock.advance(33_000);
     expect([slow.stepped, certain.stepped]).toEqual([0, 1]);
+  });
+
+  test('looks again after a step and gives up on a guest that stays off', async () => {
+    const late = guest({ skew: -2_000, late: -150 });
+    const hopeless = guest({ skew: -2_000, late: -2_000 });
+    const near = guest({ skew: -2_000, late: -50 });
+    await clock.advance(30_000);
+    expect([late.stepped, hopeless.stepped, near.stepped]).toEqual([3, 3, 1]);
+    expect(near.compared).toBe(2);
   });
 
   test('asks nobody who is stopped or was let go, and uses one timer for all', async () => {

@@ -7,7 +7,10 @@ import type { GuestAddressing } from './network/slot.ts';
  * `/run/e2b/.E2B_*` are what the E2B tools look for (contract e2b.md section 6); the resolver is always the slot's
  * gateway (design section 7), which forwards to the host's.
  */
-export function activationFor(plan: LaunchPlan, guest: GuestAddressing): Activation {
+export function activationFor(
+  plan: Pick<LaunchPlan, 'sandboxId' | 'instanceId' | 'templateId' | 'channelKey' | 'hostname'>,
+  guest: GuestAddressing,
+): Activation {
   const { hostname, sandboxId, templateId } = plan;
   const files: GuestFile[] = [
     { path: '/run/e2b/.E2B_SANDBOX', mode: 0o644, content: 'true' },

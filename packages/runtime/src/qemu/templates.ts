@@ -7,10 +7,10 @@ import { formatFingerprint } from '../fingerprint.ts';
 import { captureEngine, readManifest } from './capture.ts';
 import { bootMachine, type MachineDeps } from './machine.ts';
 import type { SnapshotIntegrity } from './snapshot-integrity.ts';
-import { runOnce, TEMPLATE_WARM_UP } from './warm-up.ts';
+import { rehearsal, runOnce, TEMPLATE_WARM_UP } from './warm-up.ts';
 
 /** Raised when what a template is prepared with changes. */
-const RECIPE = 1;
+const RECIPE = 2;
 const QUIESCE_LEASE_MS = 5_000;
 export const UNFINISHED_PREFIX = '.build-';
 
@@ -63,18 +63,14 @@ export function createTemplates(deps: TemplatesDeps): Templates {
     const machine = undo.use(await bootMachine(deps, { rootfs, resources, network: DEFAULT_NETWORK_POLICY }, stopping));
     const { agent, engine } = machine;
     const bootedMs = host.clock.monotonic() - started;
-    const channelKey = host.rng.bytes(16);
-    const generation = engine.identity.uuid;
-    await agent.activate(
-      { key: channelKey, generation, resetStreams: true, hostname: 'template', files: [] },
-      stopping,
-    );
+    const activation = rehearsal(machine.slot.guest, engine.identity.uuid, host.rng);
+    await agent.activate(activation, stopping);
     for (const argv of TEMPLATE_WARM_UP) await runOnce(agent, argv, host.log, stopping);
     await agent.quiesce(QUIESCE_LEASE_MS, stopping);
     await engine.qmp.execute('stop', {}, {}, stopping);
     const { manifest } = await captureEngine(
       host,
-      { engine, resources, rootfs, channelKey },
+      { engine, resources, rootfs, channelKey: activation.key },
       unfinished,
       exec,
       stopping,

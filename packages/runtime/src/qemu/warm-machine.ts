@@ -2,7 +2,7 @@ import { DEFAULT_NETWORK_POLICY, type NetworkPolicy } from '@agentenv/core';
 import type { StoredSnapshot } from '../backend.ts';
 import type { PoolEntry } from '../pool/pool.ts';
 import { type Machine, type MachineDeps, restoreMachine } from './machine.ts';
-import { LOGIN_SHELL, runOnce } from './warm-up.ts';
+import { LOGIN_SHELL, rehearsal, runOnce } from './warm-up.ts';
 
 /**
  * A restored guest that has run a login shell, so that the engine has translated what every first command needs, and was
@@ -21,16 +21,7 @@ export async function makeWarmMachine(
   await using undo = new AsyncDisposableStack();
   const machine = undo.use(await restoreMachine(deps, snapshot, DEFAULT_NETWORK_POLICY, signal));
   const { agent, engine } = machine;
-  await agent.activate(
-    {
-      key: host.rng.bytes(16),
-      generation: engine.identity.uuid,
-      resetStreams: true,
-      hostname: 'pool',
-      files: [],
-    },
-    signal,
-  );
+  await agent.activate(rehearsal(machine.slot.guest, engine.identity.uuid, host.rng), signal);
   await runOnce(agent, LOGIN_SHELL, host.log, signal);
   await engine.qmp.execute('stop', {}, {}, signal);
   undo.move();

@@ -1,5 +1,7 @@
-import type { Agent } from '@agentenv/agent';
-import { type Log, PlatformError } from '@agentenv/core';
+import type { Activation, Agent } from '@agentenv/agent';
+import { type InstanceId, type Log, PlatformError, type Rng, type SandboxId } from '@agentenv/core';
+import { activationFor } from '../activation.ts';
+import type { GuestAddressing } from '../network/slot.ts';
 
 const USER = 'user';
 const COMMAND_DEADLINE_MS = 60_000;
@@ -14,6 +16,20 @@ export const TEMPLATE_WARM_UP: readonly (readonly string[])[] = [
   ['/bin/bash', '-l', '-c', 'command -v python3 >/dev/null && python3 -c 1 || true'],
   ['/bin/bash', '-l', '-c', 'command -v node >/dev/null && node -e 1 || true'],
 ];
+
+/** As long as every sandbox id, so that the files of the real activation fit into the blocks of these. */
+const NOBODY = `i${'0'.repeat(20)}`;
+
+/**
+ * An activation for nobody: the guest goes through everything the real one will ask of it, so that the files exist on its
+ * disk and, in a pool, the code is translated. Its key is random and dies with the next activation.
+ */
+export function rehearsal(guest: GuestAddressing, generation: string, rng: Rng): Activation {
+  const sandboxId = NOBODY as SandboxId;
+  const instanceId = generation as InstanceId;
+  const plan = { sandboxId, instanceId, templateId: 'base', channelKey: rng.bytes(16), hostname: NOBODY };
+  return activationFor(plan, guest);
+}
 
 /**
  * Runs a command to its end; its output is dropped. An image without such a user or program is not an error: what cannot

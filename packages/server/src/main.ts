@@ -7,7 +7,7 @@ import { loadConfig } from './config/load.ts';
 import type { Config } from './config/schema.ts';
 import { createLog, type ServerLog } from './observability/log.ts';
 import { systemRng } from './rng.ts';
-import { type RunningServer, startServer } from './server.ts';
+import type { RunningServer } from './server.ts';
 
 const USAGE = `Usage: ./aenv server [--config FILE]
 
@@ -100,6 +100,8 @@ async function run(config: Config, { log, flush }: ServerLog): Promise<number> {
     });
   }
 
+  // Loaded late: a mistake in the arguments or the configuration is answered without waiting for all of it.
+  const { startServer } = await import('./server.ts');
   let server: RunningServer;
   try {
     server = await startServer({

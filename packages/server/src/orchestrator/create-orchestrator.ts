@@ -107,6 +107,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     clock,
     log,
     metrics,
+    accessToken,
     deadlines: { creating: config.createTimeoutMs, killing: 4 * config.releaseTimeoutMs },
     onOverdue,
   });
@@ -300,6 +301,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       const { envd, sockets } = entry.generation;
       return { kind: 'ready', record: entry.record, envd, sockets };
     },
+    findByAccessToken: (token) => table.findByAccessToken(token)?.record.id,
     accessToken,
     trafficAccessToken: (record) =>
       record.network.allowPublicTraffic ? undefined : tokens.trafficAccessToken(record.id),

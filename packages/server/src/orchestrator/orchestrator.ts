@@ -62,6 +62,8 @@ export interface Orchestrator extends AsyncDisposable {
   /** Never waits for a running step; joins a kill that is under way. */
   kill(id: string, reason: string): Promise<void>;
   target(id: string): DataPlaneTarget;
+  /** Id of the sandbox whose envd token this is: older clients (e2b 2.10) send nothing else with files and health. */
+  findByAccessToken(token: string): string | undefined;
   /** `envdAccessToken` of a secure sandbox, derived from the seed (agentenv.md section 14). */
   accessToken(record: SandboxRecord): string | undefined;
   /** Present when public traffic is off. */

@@ -11,6 +11,7 @@ function setUp() {
     clock,
     log: SILENT_LOG,
     metrics: { overdue: (state) => overdue.push(`counted ${state}`) },
+    accessToken: ({ id, secure }) => (secure ? `token of ${id}` : undefined),
     deadlines: { creating: 1_000, killing: 5_000 },
     onOverdue: (entry) => overdue.push(`acted on ${entry.record.state}`),
   });
@@ -38,6 +39,19 @@ describe('sandbox table', () => {
     expect(table.get(newer.record.id)).toBe(newer);
     expect(newer.record.state).toBe('running');
     expect(table.countByState()).toMatchObject({ running: 1, killing: 0 });
+  });
+
+  test('a secure sandbox is found by its token until it is gone', () => {
+    const { table, add } = setUp();
+    const secure = add({ secure: true });
+    const token = `token of ${secure.record.id}`;
+    expect(table.findByAccessToken(token)).toBe(secure);
+    expect(table.findByAccessToken('')).toBeUndefined();
+    table.move(secure, 'kill');
+    expect(table.findByAccessToken(token)).toBe(secure);
+    table.move(secure, 'released');
+    expect(table.findByAccessToken(token)).toBeUndefined();
+    expect(table.findByAccessToken(`token of ${add({ secure: false }).record.id}`)).toBeUndefined();
   });
 
   test('an event without meaning in a state changes nothing', () => {

@@ -1,3 +1,4 @@
+import { createHash } from 'node:crypto';
 import {
   applyEvent,
   type Clock,
@@ -47,6 +48,7 @@ export interface SandboxTable extends Disposable {
   readonly size: number;
   add(record: SandboxRecord, reservation: Reservation, undo: UndoStack): SandboxEntry;
   get(id: string): SandboxEntry | undefined;
+  findByAccessToken(token: string): SandboxEntry | undefined;
   all(): readonly SandboxEntry[];
   page(query: SandboxQuery): SandboxPage;
   /**
@@ -63,6 +65,8 @@ export interface SandboxTableDependencies {
   readonly clock: Clock;
   readonly log: Log;
   readonly metrics: Pick<LifecycleMetrics, 'overdue'>;
+  /** The envd token of a sandbox; it never changes. */
+  readonly accessToken: (record: SandboxRecord) => string | undefined;
   /** How long a sandbox may be in a state that is meant to pass, milliseconds. */
   readonly deadlines: Readonly<Partial<Record<SandboxState, number>>>;
   /** Called once when a transition is older than its deadline. */
@@ -74,9 +78,20 @@ interface OwnedEntry extends SandboxEntry {
   watchdog: Disposable | undefined;
 }
 
+/** Tokens are looked up by digest, so that the time a lookup takes tells nothing about any token. */
+function digest(token: string): string {
+  return createHash('sha256').update(token).digest('base64');
+}
+
 export function createSandboxTable(deps: SandboxTableDependencies): SandboxTable {
   const index = createSandboxIndex();
   const entries = new Map<string, OwnedEntry>();
+  const byToken = new Map<string, OwnedEntry>();
+
+  function tokenDigest(record: SandboxRecord): string | undefined {
+    const token = deps.accessToken(record);
+    return token === undefined ? undefined : digest(token);
+  }
 
   function watch(entry: OwnedEntry): void {
     entry.watchdog?.[Symbol.dispose]();
@@ -114,11 +129,14 @@ export function createSandboxTable(deps: SandboxTableDependencies): SandboxTable
         watchdog: undefined,
       };
       entries.set(record.id, entry);
+      const token = tokenDigest(record);
+      if (token !== undefined) byToken.set(token, entry);
       index.put(record);
       watch(entry);
       return entry;
     },
     get: (id) => entries.get(id),
+    findByAccessToken: (token) => byToken.get(digest(token)),
     all: () => [...entries.values()],
     page: (query) => index.page(query),
     move(entry, event) {
@@ -130,6 +148,7 @@ export function createSandboxTable(deps: SandboxTableDependencies): SandboxTable
       if (transition.to === 'gone') {
         mine.watchdog?.[Symbol.dispose]();
         entries.delete(mine.record.id);
+        byToken.delete(tokenDigest(mine.record) ?? '');
         index.delete(mine.record.id);
         return transition;
       }

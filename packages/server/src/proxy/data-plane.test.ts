@@ -79,6 +79,18 @@ describe('requests for a sandbox', () => {
     expect((await send('/proxy//files?path=%2F', OWN)).body).toBe('envd GET //files?path=%2F');
   });
 
+  it('reach it by its token alone, as files and health of older clients do', async () => {
+    const record = sandboxRecord({ id: ID, secure: true });
+    run(record);
+    const token = { 'x-access-token': front.orchestrator.accessToken(record) ?? '' };
+    expect((await send('/files?path=a', token)).body).toBe('envd GET /files?path=a');
+    expect((await send('/health', token)).status).toBe(200);
+    expect((await send('/init', token, 'POST')).status).toBe(404);
+    const gone = await send('/health', { 'x-access-token': 'of-a-sandbox-that-was-killed' });
+    expect(gone.status).toBe(502);
+    expect(JSON.parse(gone.body)).toEqual({ sandboxId: '', message: 'The sandbox was not found', code: 502 });
+  });
+
   it('leave the control plane alone', async () => {
     expect((await send('/health', {})).status).toBe(204);
     expect((await send('/sandboxes', { 'x-api-key': TEST_API_KEY })).status).toBe(200);

@@ -8,7 +8,10 @@ import { answerTo, type DataPlaneProblem, writeAnswer } from './answers.ts';
 import { createRouting, type Routing } from './routing.ts';
 
 export interface DataPlaneDependencies {
-  readonly orchestrator: Pick<Orchestrator, 'get' | 'target' | 'accessToken' | 'trafficAccessToken'>;
+  readonly orchestrator: Pick<
+    Orchestrator,
+    'get' | 'target' | 'findByAccessToken' | 'accessToken' | 'trafficAccessToken'
+  >;
   /** Domains whose names `{port}-{sandboxID}.{domain}` lead to sandboxes. */
   readonly domains: readonly string[];
   readonly metrics: HttpMetrics;
@@ -50,7 +53,7 @@ export function createDataPlane({ orchestrator, domains, metrics }: DataPlaneDep
   };
 
   return (request, response) => {
-    const routing = route(request);
+    const routing = resolveToken(orchestrator, route(request));
     if (routing.kind === 'control-plane') return false;
     measure(request, response, routing.source, metrics);
     if (routing.kind === 'bad') {
@@ -67,6 +70,16 @@ export function createDataPlane({ orchestrator, domains, metrics }: DataPlaneDep
     admitted.envd.handle(request, response);
     return true;
   };
+}
+
+/** A token nobody has is that of a sandbox that is gone. */
+function resolveToken(
+  orchestrator: Pick<Orchestrator, 'findByAccessToken'>,
+  routing: Routing,
+): Exclude<Routing, { kind: 'token' }> {
+  if (routing.kind !== 'token') return routing;
+  const sandboxId = orchestrator.findByAccessToken(routing.token) ?? '';
+  return { kind: 'sandbox', family: 'e2b', source: 'proxy_header', sandboxId, port: ENVD_PORT, url: routing.url };
 }
 
 /**

@@ -104,6 +104,14 @@ describe('routing', () => {
     expect(route('/', headers)).toEqual({ kind: 'bad', family, source: 'proxy_header', reason });
   });
 
+  it('follows the envd token of a request that has nothing else and no API key', () => {
+    const token = { 'x-access-token': 'a-token' };
+    expect(route('/files?path=a', token)).toEqual({ kind: 'token', token: 'a-token', url: '/files?path=a' });
+    expect(route('/health', { ...token, ...E2B })).toMatchObject({ kind: 'sandbox', sandboxId: ID });
+    expect(route('/health', { ...token, 'x-api-key': 'k' })).toEqual({ kind: 'control-plane' });
+    expect(route('/health', { 'x-access-token': '' })).toEqual({ kind: 'control-plane' });
+  });
+
   it('wants headers with the prefix', () => {
     expect(route('/proxy/x')).toEqual({
       kind: 'bad',

@@ -17,6 +17,8 @@ export type Routing =
       /** Path and query as the sandbox sees them. */
       readonly url: string;
     }
+  /** For the envd of whichever sandbox has this access token. */
+  | { readonly kind: 'token'; readonly token: string; readonly url: string }
   | {
       readonly kind: 'bad';
       readonly family: Family;
@@ -32,14 +34,16 @@ const SANDBOX_ID = /^[A-Za-z0-9_-]{1,128}$/;
 export type RouteRequest = (request: IncomingMessage) => Routing;
 
 /**
- * Routing by host form `{port}-{sandboxID}.{domain}` of a configured domain, then by headers on every path, then by the
- * `/proxy` prefix. The port a domain may carry is for clients; whoever forwards to us may use another.
+ * Routing by host form `{port}-{sandboxID}.{domain}` of a configured domain, then by headers on every path or by the
+ * `/proxy` prefix, then by the envd token. The port a domain may carry is for clients; whoever forwards to us may use another.
  */
 export function createRouting(domains: readonly string[]): RouteRequest {
   const suffixes = domains.map((domain) => `.${hostName(domain)}`);
   return (request) => {
     const url = originForm(request.url ?? '/');
-    return routeByHost(request, url, suffixes) ?? routeByHeaders(request, url) ?? CONTROL_PLANE;
+    return (
+      routeByHost(request, url, suffixes) ?? routeByHeaders(request, url) ?? routeByToken(request, url) ?? CONTROL_PLANE
+    );
   };
 }
 
@@ -83,6 +87,16 @@ function routeByHeaders(request: IncomingMessage, url: string): Routing | undefi
   const number = typeof port === 'string' ? parsePort(port) : undefined;
   if (number === undefined) return bad('invalid target port routing header');
   return { kind: 'sandbox', family, source, sandboxId: id, port: number, url: prefixed ? withoutPrefix(url) : url };
+}
+
+/**
+ * Older clients (e2b 2.10) name the sandbox in their RPCs only; files and health come with nothing but its token. No
+ * request of theirs to the control plane carries one.
+ */
+function routeByToken({ headers }: IncomingMessage, url: string): Routing | undefined {
+  const token = headers[HEADERS.accessToken];
+  if (typeof token !== 'string' || token === '' || headers[HEADERS.apiKey] !== undefined) return undefined;
+  return { kind: 'token', token, url };
 }
 
 /** `Host` without port and trailing dot, lower-case. */

@@ -88,6 +88,8 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
       targets.delete(id);
     },
     target: (id) => targets.get(id) ?? { kind: 'not-found' },
+    findByAccessToken: (token) =>
+      index.all().find(({ id, secure }) => secure && deriveAccessToken(SEED, id) === token)?.id,
     accessToken: (sandbox) => (sandbox.secure ? deriveAccessToken(SEED, sandbox.id) : undefined),
     trafficAccessToken: (sandbox) =>
       sandbox.network.allowPublicTraffic ? undefined : deriveTrafficAccessToken(SEED, sandbox.id),

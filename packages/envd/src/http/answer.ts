@@ -32,6 +32,8 @@ export function sendError(response: ServerResponse, caught: unknown): void {
  * connection is closed.
  */
 export function limitUnreadBody(request: IncomingMessage, response: ServerResponse, clock: Clock): void {
+  // A request whose reading has begun is left to us; otherwise Node would discard the rest without limit.
+  request.read(0);
   response.once('finish', () => {
     if (request.complete) return;
     const { socket } = request;

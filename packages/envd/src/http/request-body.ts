@@ -1,4 +1,4 @@
-import type { IncomingMessage } from 'node:http';
+import type { Readable } from 'node:stream';
 import { type Clock, PlatformError } from '@agentenv/core';
 
 export interface RequestBodyOptions {
@@ -13,7 +13,7 @@ export interface RequestBodyOptions {
  * answer. Rejects with `request_timeout` when the client stalls and `canceled` when it goes away.
  */
 export async function* readRequestBody(
-  request: IncomingMessage,
+  request: Readable,
   options: RequestBodyOptions,
 ): AsyncGenerator<Uint8Array, void, undefined> {
   const chunks: AsyncIterator<Buffer> = request.iterator({ destroyOnReturn: false });

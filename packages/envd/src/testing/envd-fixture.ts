@@ -86,6 +86,7 @@ async function sendRequest(port: number, path: string, options: RequestOptions =
         host: '127.0.0.1',
         path,
         method,
+        agent: false,
         headers: { 'x-access-token': TOKEN, ...headers },
         ...(signal === undefined ? {} : { signal }),
       },

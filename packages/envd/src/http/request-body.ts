@@ -41,5 +41,5 @@ async function nextChunk(
   const chunk = chunks.next().catch((caught: unknown) => {
     throw new PlatformError('canceled', 'the client went away', { cause: caught });
   });
-  return Promise.race([chunk, stalled.promise]);
+  return await Promise.race([chunk, stalled.promise]);
 }

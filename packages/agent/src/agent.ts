@@ -75,7 +75,7 @@ export interface ProcessExit {
   readonly code: number;
   readonly signal: number;
   readonly reason: 'ended' | 'deadline';
-  /** Bytes the output streams had produced at the moment of the exit (sent + still in the pipes). */
+  /** Bytes the output streams had produced at the moment of the exit (sent + still in the pipes); for one reaped before this connection only what was sent before it. */
   readonly stdoutTotal: bigint;
   readonly stderrTotal: bigint;
 }
@@ -142,13 +142,15 @@ export interface GuestMetrics {
 
 /**
  * The guest as the host sees it. Every call rejects with a PlatformError: the guest's status mapped to a code, or
- * `sandbox_unavailable` when the channel is gone. A call's AbortSignal ends the work in the guest too.
+ * `sandbox_unavailable` when the channel is gone. A call's AbortSignal ends the work in the guest too, up to the moment
+ * the call settles (`readFile`: up to the end of the body); what it returned is ended by its own means.
  */
 export interface Agent extends AsyncDisposable {
   readonly closed: Promise<ChannelClosed>;
   ping(signal?: AbortSignal): Promise<{ readonly monotonicNs: bigint }>;
+  /** When it rejects the agent is closed: what the guest did is unknown, a new connection makes it certain. */
   activate(activation: Activation, signal?: AbortSignal): Promise<void>;
-  /** Freezes the user processes and ends all output until `activate`; resolves when it is safe to capture. */
+  /** Freezes the user processes and ends all output until `activate`; resolves when it is safe to capture. Until then calls wait here, nothing is sent. */
   quiesce(leaseMs: number, signal?: AbortSignal): Promise<{ readonly processes: number; readonly frozenMs: number }>;
   /** Steps the guest's wall clock to the host's; resolves with guest minus host before the step, milliseconds. */
   setClock(signal?: AbortSignal): Promise<number>;

@@ -281,7 +281,7 @@ export function createChannel({ socket, key, nonce, log }: ChannelOptions): Chan
       };
       if (streams.has(id)) throw new ProtocolViolation(`stream ${id} is in use`);
       streams.set(id, entry);
-      const ended = new PlatformError('canceled', 'the stream has ended');
+      const ended = (): PlatformError => new PlatformError('canceled', 'the stream has ended');
       return {
         id,
         sender: entry.queue,
@@ -290,11 +290,11 @@ export function createChannel({ socket, key, nonce, log }: ChannelOptions): Chan
           if (streams.get(id) === entry) entry.window?.settle(bytes);
         },
         reset(error) {
-          if (!remove(id, entry, error ?? ended)) return;
+          if (!remove(id, entry, error ?? ended())) return;
           if (!outbox.withdraw(id)) reset(id);
         },
         release(error) {
-          remove(id, entry, error ?? ended);
+          remove(id, entry, error ?? ended());
         },
       };
     },

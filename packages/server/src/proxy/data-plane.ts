@@ -20,6 +20,8 @@ export interface DataPlaneDependencies {
 /** Paths of port 49983 that the platform keeps to itself (contract e2b.md section 7). */
 const RESERVED_PATHS = new Set(['/init', '/freeze', '/unfreeze', '/collapse', '/fsfreeze', '/fsthaw', '/upgrade']);
 
+const MAX_LISTENERS = 32;
+
 type SandboxRouting = Extract<Routing, { kind: 'sandbox' }>;
 type ReadyTarget = Extract<DataPlaneTarget, { kind: 'ready' }>;
 
@@ -66,6 +68,8 @@ export function createDataPlane({ orchestrator, domains, metrics }: DataPlaneDep
       return true;
     }
     request.url = routing.url;
+    // This, the sandbox's group and every stage of the guest API's pipelines watch for the end of the answer.
+    response.setMaxListeners(MAX_LISTENERS);
     join(admitted.sockets, request, response);
     admitted.envd.handle(request, response);
     return true;

@@ -10,6 +10,7 @@ import { createRealClock } from '@agentenv/core/testing';
 import { createExec, GUEST_ADDRESSING, loadArtifacts } from '@agentenv/runtime';
 import { createOverlay } from '../../packages/runtime/src/qemu/qcow2.ts';
 import { type Accelerator, ENGINE_FD, engineArguments } from '../../packages/runtime/src/qemu/qemu-args.ts';
+import { createTestNamespace } from '../../packages/runtime/src/testing/fake-internet.ts';
 
 /** Unused by any server: slots begin elsewhere. */
 const UID = 59_999;
@@ -42,13 +43,13 @@ export async function openBareHost(home: string, artifactsDirectory: string): Pr
     manifest.fingerprint.accelerator === 'kvm'
       ? { kind: 'kvm', cpuModel: '', group: undefined }
       : { kind: 'tcg', tscKhz: Number(tsc) };
-  const namespace = `aenv-bench-${process.pid}`;
-  const scratch = `/run/${namespace}`;
-  const ip = (...argv: string[]) => exec({ argv: ['ip', ...argv], deadlineMs: 10_000 });
+  const scratch = `/run/aenv-bench-${process.pid}`;
+  const namespacePath = join(scratch, 'netns');
   await mkdir(scratch, { recursive: true });
-  await ip('netns', 'add', namespace);
-  await ip('-n', namespace, 'tuntap', 'add', 'dev', 'tap0', 'mode', 'tap', 'user', String(UID), 'group', String(UID));
-  await ip('-n', namespace, 'link', 'set', 'tap0', 'up');
+  const network = await createTestNamespace(exec, namespacePath, [
+    `tuntap add dev tap0 mode tap user ${UID} group ${UID}`,
+    'link set tap0 up',
+  ]);
 
   return {
     async restore() {
@@ -73,17 +74,7 @@ export async function openBareHost(home: string, artifactsDirectory: string): Pr
       const child = spawn(
         artifacts.launcher.path,
         [
-          ...[
-            '--netns',
-            `/run/netns/${namespace}`,
-            '--uid',
-            String(UID),
-            '--gid',
-            String(UID),
-            ...inherited,
-            '--',
-            ENGINE,
-          ],
+          ...['--netns', namespacePath, '--uid', String(UID), '--gid', String(UID), ...inherited, '--', ENGINE],
           ...engineArguments({
             name: `bench-${name}`,
             uuid: crypto.randomUUID(),
@@ -137,7 +128,7 @@ export async function openBareHost(home: string, artifactsDirectory: string): Pr
       }
     },
     async [Symbol.asyncDispose]() {
-      await ip('netns', 'del', namespace);
+      await network[Symbol.asyncDispose]();
       await rm(scratch, { recursive: true, force: true });
     },
   };

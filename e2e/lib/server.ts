@@ -1,13 +1,17 @@
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { existsSync } from 'node:fs';
+import { mkdir, mkdtemp, readdir, rename, rm, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
+import { promisify } from 'node:util';
 import { waitUntil } from './wait.ts';
 
 const REPOSITORY = resolve(import.meta.dirname, '../..');
+/** Captured templates of former test servers: a capture takes seconds under emulation and depends on no home. */
+const CAPTURES = join(REPOSITORY, '.aenv/e2e-captures');
 
 export interface ServerOptions {
   /** TOML appended to the generated configuration. */
@@ -56,6 +60,22 @@ export async function freePort(): Promise<number> {
   return address.port;
 }
 
+/** Copies what is not there yet, each piece complete or not at all; sparse files stay sparse. */
+async function copyCaptures(source: string, destination: string): Promise<void> {
+  for (const kind of ['.', 'templates', 'disks']) {
+    const names = await readdir(join(source, kind)).catch(() => []);
+    await mkdir(join(destination, kind), { recursive: true });
+    // A capture belongs to the measured rate of the time stamp counter, which is a file of the home itself.
+    for (const name of names.filter((entry) => (kind === '.' ? entry === 'tsc.json' : !entry.startsWith('.')))) {
+      const target = join(destination, kind, name);
+      if (existsSync(target)) continue;
+      const partial = join(destination, kind, `.copy-${randomBytes(4).toString('hex')}`);
+      await promisify(execFile)('cp', ['-a', '--sparse=always', join(source, kind, name), partial]);
+      await rename(partial, target);
+    }
+  }
+}
+
 /** Starts a server and waits until it is healthy. */
 export async function startServer(options: ServerOptions = {}): Promise<TestServer> {
   const scratch = await mkdtemp(join(tmpdir(), 'aenv-e2e-'));
@@ -67,6 +87,7 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
   const apiKey = `e2b_${randomBytes(20).toString('hex')}`;
   const configPath = join(scratch, 'config.toml');
   await mkdir(home, { recursive: true });
+  if (options.home === undefined) await copyCaptures(CAPTURES, join(home, 'qemu'));
   await writeFile(
     configPath,
     [
@@ -112,6 +133,7 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
 
   try {
     await launch();
+    await copyCaptures(join(home, 'qemu'), CAPTURES);
   } catch (error) {
     await end('SIGTERM');
     await rm(scratch, { recursive: true, force: true });

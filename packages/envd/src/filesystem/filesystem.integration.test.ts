@@ -1,0 +1,204 @@
+import { chmod, mkdir, readdir, rm, symlink, utimes, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { type EnvdFixture, startEnvd } from '../testing/envd-fixture.ts';
+import { createRpcClient, type RpcClient } from '../testing/rpc-client.ts';
+
+/** The test's directory in the guest, and the same one on this machine. */
+const directory = '/mnt/work';
+let outside: string;
+let envd: EnvdFixture;
+let rpc: RpcClient;
+
+beforeAll(async () => {
+  envd = await startEnvd();
+  rpc = createRpcClient(envd.port);
+});
+afterAll(async () => {
+  await envd[Symbol.asyncDispose]();
+});
+beforeEach(async () => {
+  outside = join(envd.shared, 'work');
+  await mkdir(outside);
+});
+afterEach(async () => {
+  await rm(outside, { recursive: true, force: true });
+});
+
+const host = (name: string) => join(outside, name);
+const path = (name: string) => `${directory}/${name}`;
+const call = (method: string, request: unknown, headers = {}) =>
+  rpc.unary(`filesystem.Filesystem/${method}`, request, headers);
+const basic = (user: string) => ({ authorization: `Basic ${btoa(`${user}:`)}` });
+
+async function entryOf(method: string, request: unknown, headers = {}) {
+  const { status, json } = await call(method, request, headers);
+  expect(status, JSON.stringify(json)).toBe(200);
+  return json.entry as Record<string, unknown>;
+}
+
+describe('Stat', () => {
+  test('a file, in the form of the protocol', async () => {
+    await writeFile(host('a'), 'four');
+    await utimes(host('a'), 1_700_000_000, 1_700_000_000.5);
+    expect(await entryOf('Stat', { path: path('a') })).toEqual({
+      name: 'a',
+      type: 'FILE_TYPE_FILE',
+      path: path('a'),
+      size: '4',
+      mode: 0o644,
+      permissions: '-rw-r--r--',
+      owner: 'root',
+      group: 'root',
+      modifiedTime: '2023-11-14T22:13:20.500Z',
+    });
+  });
+
+  test('a link has the type of its target and the full path it leads to', async () => {
+    await mkdir(host('real'));
+    await chmod(host('real'), 0o1777);
+    await symlink('real', host('hop'));
+    await symlink('hop', host('link'));
+    expect(await entryOf('Stat', { path: path('link') })).toMatchObject({
+      type: 'FILE_TYPE_DIRECTORY',
+      mode: 0o777,
+      permissions: 'Lrwxrwxrwx',
+      symlinkTarget: path('real'),
+      size: '3',
+    });
+    expect((await entryOf('Stat', { path: path('real') })).permissions).toBe('dtrwxrwxrwx');
+  });
+
+  test('a link that leads nowhere has no type and its own path', async () => {
+    await symlink('nowhere', host('dangling'));
+    const entry = await entryOf('Stat', { path: path('dangling') });
+    expect(entry).toMatchObject({ symlinkTarget: path('dangling') });
+    expect(entry).not.toHaveProperty('type');
+  });
+
+  test('metadata of uploads and of setfattr', async () => {
+    const headers = { 'content-type': 'application/octet-stream', 'x-metadata-author': 'Jo' };
+    await envd.request(`/files?path=${path('a')}`, { method: 'POST', headers, body: 'x' });
+    expect((await entryOf('Stat', { path: path('a') })).metadata).toEqual({ author: 'Jo' });
+    const moved = await entryOf('Move', { source: path('a'), destination: path('b') });
+    expect(moved.metadata).toEqual({ author: 'Jo' });
+  });
+
+  test('relative paths belong to the home of the named user', async () => {
+    expect(await entryOf('Stat', { path: '' })).toMatchObject({ path: '/home/user', type: 'FILE_TYPE_DIRECTORY' });
+    expect(await entryOf('Stat', { path: '~' }, basic('root'))).toMatchObject({ path: '/root' });
+  });
+
+  test.each([
+    ['a missing file', { path: path('missing') }, {}, 404, 'not_found', `file not found: ${path('missing')}`],
+    ['a file as parent', { path: '/etc/passwd/x' }, {}, 404, 'not_found', 'file not found: /etc/passwd/x'],
+    ['an unknown user', { path: '/' }, basic('nosuchuser'), 401, 'unauthenticated', "invalid username: 'nosuchuser'"],
+    ["another user's home", { path: '~root' }, {}, 400, 'invalid_argument', /home of another user/],
+  ])('%s', async (_what, request, headers, status, code, message) => {
+    expect(await call('Stat', request, headers)).toEqual({
+      status,
+      json: { code, message: expect.stringMatching(message) },
+    });
+  });
+});
+
+describe('ListDir', () => {
+  async function names(request: unknown) {
+    const { json } = await call('ListDir', request);
+    return ((json.entries ?? []) as { path: string }[]).map((entry) => entry.path);
+  }
+
+  test('is in pre-order, siblings bytewise, as deep as asked for', async () => {
+    await mkdir(host('b/inner'), { recursive: true });
+    for (const name of ['a', 'B', 'b/x', 'b/inner/deep', 'é', 'c']) await writeFile(host(name), '');
+    expect(await names({ path: directory })).toEqual(['B', 'a', 'b', 'c', 'é'].map(path));
+    expect(await names({ path: directory, depth: 1 })).toEqual(['B', 'a', 'b', 'c', 'é'].map(path));
+    expect(await names({ path: directory, depth: 2 })).toEqual(['B', 'a', 'b', 'b/inner', 'b/x', 'c', 'é'].map(path));
+    expect(await names({ path: directory, depth: 9 })).toEqual(
+      ['B', 'a', 'b', 'b/inner', 'b/inner/deep', 'b/x', 'c', 'é'].map(path),
+    );
+  });
+
+  test('follows a link only as the root, and keeps the path that was asked for', async () => {
+    await mkdir(host('real'));
+    await writeFile(host('real/file'), '');
+    await symlink('real', host('link'));
+    expect(await names({ path: path('link') })).toEqual([path('link/file')]);
+    expect(await names({ path: directory, depth: 5 })).toEqual([path('link'), path('real'), path('real/file')]);
+  });
+
+  test('an empty directory has no entries', async () => {
+    expect(await call('ListDir', { path: directory })).toEqual({ status: 200, json: {} });
+  });
+
+  test('a file is an invalid argument, a missing one is not found', async () => {
+    expect(await call('ListDir', { path: '/etc/passwd' })).toMatchObject({
+      status: 400,
+      json: { code: 'invalid_argument' },
+    });
+    expect(await call('ListDir', { path: path('missing') })).toMatchObject({
+      status: 404,
+      json: { code: 'not_found' },
+    });
+  });
+});
+
+describe('MakeDir', () => {
+  test('makes what is missing for the user and leaves alone what is there', async () => {
+    const entry = await entryOf('MakeDir', { path: path('new/deep') });
+    expect(entry).toMatchObject({ path: path('new/deep'), type: 'FILE_TYPE_DIRECTORY', mode: 0o755, owner: 'user' });
+    expect(await entryOf('Stat', { path: path('new') })).toMatchObject({ owner: 'user', mode: 0o755 });
+    expect(await entryOf('Stat', { path: directory })).toMatchObject({ owner: 'root' });
+  });
+
+  test('an existing directory already exists, a file in the way is an invalid argument', async () => {
+    await writeFile(host('file'), '');
+    expect(await call('MakeDir', { path: directory })).toMatchObject({ status: 409, json: { code: 'already_exists' } });
+    for (const name of ['file', 'file/below']) {
+      expect(await call('MakeDir', { path: path(name) })).toMatchObject({
+        status: 400,
+        json: { code: 'invalid_argument' },
+      });
+    }
+  });
+});
+
+describe('Move', () => {
+  test('renames over what is there and makes missing parents', async () => {
+    await writeFile(host('a'), 'new');
+    await mkdir(host('to'));
+    await writeFile(host('to/b'), 'old');
+    expect(await entryOf('Move', { source: path('a'), destination: path('to/b') })).toMatchObject({
+      name: 'b',
+      path: path('to/b'),
+      size: '3',
+    });
+    expect(await entryOf('Move', { source: path('to'), destination: path('x/y') })).toMatchObject({
+      path: path('x/y'),
+    });
+    expect(await readdir(outside)).toEqual(['x']);
+  });
+
+  test('a missing source is not found', async () => {
+    expect(await call('Move', { source: path('missing'), destination: path('b') })).toMatchObject({
+      status: 404,
+      json: { code: 'not_found' },
+    });
+  });
+});
+
+describe('Remove', () => {
+  test('removes trees, links without their targets, and is content when there is nothing', async () => {
+    await mkdir(host('tree/inner'), { recursive: true });
+    await mkdir(host('kept'));
+    await writeFile(host('kept/file'), '');
+    await symlink(path('kept'), host('tree/link'));
+    expect(await call('Remove', { path: path('tree') })).toEqual({ status: 200, json: {} });
+    expect(await call('Remove', { path: path('tree') })).toEqual({ status: 200, json: {} });
+    expect(await readdir(host('kept'))).toEqual(['file']);
+  });
+
+  test.each(['/', '//', '/home/..'])('refuses %s', async (root) => {
+    expect(await call('Remove', { path: root })).toMatchObject({ status: 400, json: { code: 'invalid_argument' } });
+  });
+});

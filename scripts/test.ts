@@ -19,7 +19,11 @@ const SETTLE_MS = 5_000;
 
 const { root } = repositoryPaths();
 const reports = join(root, 'reports');
-const env = { ...process.env, PATH: `${dirname(process.execPath)}:${process.env.PATH ?? ''}` };
+const env = {
+  ...process.env,
+  PATH: `${dirname(process.execPath)}:${process.env.PATH ?? ''}`,
+  ...(process.stdout.isTTY ? {} : { NO_COLOR: '1' }),
+};
 
 /** Runs a stage with its output on this terminal; true when it exits with 0 in time. */
 async function runStage(stage: CommandStage): Promise<boolean> {

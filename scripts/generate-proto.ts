@@ -38,7 +38,10 @@ async function generateInto(directory: string): Promise<void> {
   });
 }
 
-/** Relative path to text of every file below a directory; empty when there is none. */
+/** Files the plugin writes; others' generated files lie beside them. */
+const OURS = /_pb\.(js|d\.ts)$/;
+
+/** Relative path to text of every file of ours below a directory; empty when there is none. */
 async function readTree(directory: string): Promise<Map<string, string>> {
   const entries = await readdir(directory, { recursive: true, withFileTypes: true }).catch(
     (caught: NodeJS.ErrnoException) => {
@@ -48,7 +51,7 @@ async function readTree(directory: string): Promise<Map<string, string>> {
   );
   const tree = new Map<string, string>();
   for (const entry of entries) {
-    if (!entry.isFile()) continue;
+    if (!entry.isFile() || !OURS.test(entry.name)) continue;
     const path = join(entry.parentPath, entry.name);
     tree.set(relative(directory, path), await readFile(path, 'utf8'));
   }

@@ -9,9 +9,10 @@ const CONNECTIONS = 8;
 /** Requests per second of one load process over eight connections. */
 async function load(urls: readonly string[], headers: Record<string, string>, seconds: number): Promise<number> {
   const options = JSON.stringify({ urls, headers, connections: CONNECTIONS, seconds });
-  const child = spawn(process.execPath, [join(import.meta.dirname, '../lib/load-process.ts'), options], {
-    stdio: ['ignore', 'pipe', 'inherit'],
+  const child = spawn(process.execPath, [join(import.meta.dirname, '../lib/load-process.ts')], {
+    stdio: ['pipe', 'pipe', 'inherit'],
   });
+  child.stdin.end(options);
   let output = '';
   child.stdout.setEncoding('utf8').on('data', (text: string) => {
     output += text;
@@ -36,8 +37,10 @@ export const controlPlane: Bench = {
   what: 'GET /sandboxes/{id} with 10 000 records and 8 connections, beside fastify returning a constant',
   async run({ progress, effort }) {
     const records = 10_000;
-    // The fake backend makes the records; 10 000 of them are not limited by memory that is never used.
-    await using server = await benchServer('backend = "fake"\norchestrator.memory_commit_ratio = 0.000001');
+    // The fake backend makes the records; 10 000 of them are not limited by memory and disk that are never used.
+    await using server = await benchServer(
+      'backend = "fake"\norchestrator.memory_commit_ratio = 0.000001\norchestrator.disk_commit_ratio = 0',
+    );
     const urls: string[] = [];
     const body = JSON.stringify({ templateID: 'base', timeout: 3600 });
     const headers = { 'content-type': 'application/json' };

@@ -1,6 +1,6 @@
-import { PlatformError } from '@agentenv/core';
 import { HEADERS } from '@agentenv/protocol';
 import { authoriseFileRequest } from './files/authorise.ts';
+import { composeFiles } from './files/compose.ts';
 import { downloadFile } from './files/download.ts';
 import type { FilesContext } from './files/files-context.ts';
 import { uploadFiles } from './files/upload.ts';
@@ -36,9 +36,7 @@ export function createRoutes(context: RoutesContext): ReadonlyMap<string, Route>
     authoriseFileRequest('write', headerOf(request, HEADERS.accessToken), query, context);
     return uploadFiles(request, response, query, context);
   };
-  const compose: Handler = () => {
-    throw new PlatformError('not_implemented', '/files/compose is not implemented');
-  };
+  const compose: Handler = (request, response) => composeFiles(request, response, context);
 
   return new Map<string, Route>([
     ['/health', { access: 'none', methods: { GET: health, HEAD: health } }],

@@ -173,6 +173,25 @@ describe.each(CLIENTS)('$version', ({ version, Sandbox }) => {
     await expect(files.getInfo(path('tree'))).rejects.toMatchObject({ name: expect.stringMatching(/NotFound/) });
   });
 
+  test('watching a directory', async () => {
+    const { files } = sandbox();
+    await files.makeDir(path('watched'));
+    const seen: string[] = [];
+    const watch = await files.watchDir(
+      path('watched'),
+      (event) => {
+        seen.push(`${event.type} ${event.name}`);
+      },
+      { recursive: true },
+    );
+    await files.makeDir(path('watched/sub'));
+    await files.write(path('watched/sub/file'), 'x');
+    await expect
+      .poll(() => seen, { timeout: 10_000 })
+      .toEqual(expect.arrayContaining(['create sub', 'create sub/file']));
+    await watch.stop();
+  });
+
   test('is running', async () => {
     expect(await sandbox().isRunning()).toBe(true);
   });

@@ -1,9 +1,11 @@
+import { randomBytes } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Agent } from '@agentenv/agent';
 import { type Clock, type Log, PlatformError } from '@agentenv/core';
 import { Filesystem } from '@agentenv/protocol/filesystem';
 import { Process } from '@agentenv/protocol/process';
 import { createFilesystemService } from './filesystem/filesystem-service.ts';
+import { createWatchService } from './filesystem/watch-service.ts';
 import { limitUnreadBody, sendError, sendJson } from './http/answer.ts';
 import { applyCors } from './http/cors.ts';
 import { createOpenAnswers, resetConnection } from './http/open-answers.ts';
@@ -41,6 +43,9 @@ export function createEnvd(options: EnvdOptions): EnvdService {
   const log = options.log.child({ sandboxId });
   const open = createOpenAnswers();
   const table = createProcessTable({ agent, clock, log });
+  const { resolvePath, ...filesystem } = createFilesystemService({ agent, defaultUser, defaultWorkdir });
+  const newWatcherId = (): string => `w${randomBytes(8).toString('hex')}`;
+  const watches = createWatchService({ agent, clock, resolvePath, newWatcherId });
   let gone = false;
 
   const rpc = createRpcAdapter({
@@ -60,7 +65,7 @@ export function createEnvd(options: EnvdOptions): EnvdService {
           homeOf: async (user, signal) => (await lookupRpcUser(agent, user, signal)).home,
         }),
       );
-      router.service(Filesystem, createFilesystemService({ agent, defaultUser, defaultWorkdir }));
+      router.service(Filesystem, { ...filesystem, ...watches.calls });
     },
   });
 
@@ -102,6 +107,7 @@ export function createEnvd(options: EnvdOptions): EnvdService {
     },
     async [Symbol.asyncDispose]() {
       end();
+      await watches[Symbol.asyncDispose]();
     },
   };
 }

@@ -12,6 +12,7 @@ import { type FilesContext, GUEST_CALL_MS } from './files-context.ts';
 import { resolveGuestPath } from './guest-path.ts';
 import { readMetadata, toMetadataObject, toXattrs } from './metadata.ts';
 import { boundaryOf, readMultipart } from './multipart.ts';
+import { writeError } from './write-error.ts';
 
 /** Longest silence of a client in the middle of its body, milliseconds. */
 const BODY_IDLE_MS = 60_000;
@@ -136,20 +137,4 @@ async function writeOne(upload: Upload, path: string, body: AsyncIterable<Uint8A
 
 function resolve({ user, context }: Upload, target: string): string {
   return resolveGuestPath(target, { home: user.home, defaultWorkdir: context.defaultWorkdir });
-}
-
-function writeError(caught: unknown, path: string): PlatformError {
-  const error = PlatformError.fromUnknown(caught);
-  switch (error.details.status) {
-    case 'IS_DIRECTORY':
-      return new PlatformError('invalid_argument', `path '${path}' is a directory`, { cause: error });
-    case 'NOT_DIRECTORY':
-      return new PlatformError('invalid_argument', `a parent of path '${path}' is not a directory`, { cause: error });
-    case 'NOT_REGULAR':
-      return new PlatformError('invalid_argument', `path '${path}' is not a regular file`, { cause: error });
-    case 'NO_SPACE':
-      return new PlatformError('no_space', `no space left for '${path}'`, { cause: error });
-    default:
-      return error;
-  }
 }

@@ -20,10 +20,16 @@ export interface FilesystemServiceDeps {
   readonly defaultWorkdir: string | undefined;
 }
 
+/** How the calls read a path. */
+export interface PathResolver {
+  /** The absolute path a request means, for the user of its call. */
+  resolvePath(path: string, context: HandlerContext): Promise<string>;
+}
+
 type Unary = Pick<ServiceImpl<typeof Filesystem>, 'stat' | 'makeDir' | 'move' | 'listDir' | 'remove'>;
 
-/** The calls of `filesystem.Filesystem` that answer once (contract e2b.md section 9.3). */
-export function createFilesystemService(deps: FilesystemServiceDeps): Unary {
+/** The calls of `filesystem.Filesystem` that change or read the tree once (contract e2b.md section 9.3). */
+export function createFilesystemService(deps: FilesystemServiceDeps): Unary & PathResolver {
   const { agent, defaultWorkdir } = deps;
 
   async function userOf(context: HandlerContext): Promise<GuestUser> {
@@ -35,15 +41,21 @@ export function createFilesystemService(deps: FilesystemServiceDeps): Unary {
     return resolveGuestPath(path, { home: user.home, defaultWorkdir });
   }
 
+  async function resolvePath(path: string, context: HandlerContext): Promise<string> {
+    return resolve(path, await userOf(context));
+  }
+
   return {
+    resolvePath,
+
     async stat(request, context) {
-      const path = resolve(request.path, await userOf(context));
+      const path = await resolvePath(request.path, context);
       const entry = await agent.stat(path, context.signal).catch(failure({ missing: `file not found: ${path}` }));
       return { entry: toEntryInfo(entry) };
     },
 
     async listDir(request, context) {
-      const path = resolve(request.path, await userOf(context));
+      const path = await resolvePath(request.path, context);
       const options = { depth: Math.min(Math.max(request.depth, 1), MAX_DEPTH), max: MAX_ENTRIES };
       const { entries, truncated } = await agent
         .listDir(path, options, context.signal)
@@ -79,7 +91,7 @@ export function createFilesystemService(deps: FilesystemServiceDeps): Unary {
     },
 
     async remove(request, context) {
-      const path = resolve(request.path, await userOf(context));
+      const path = await resolvePath(request.path, context);
       if (normalize(path) === '/') throw new PlatformError('invalid_argument', 'the root directory cannot be removed');
       await agent.remove(path, context.signal);
       return {};

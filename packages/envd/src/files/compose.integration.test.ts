@@ -1,0 +1,59 @@
+import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { type EnvdFixture, startEnvd } from '../testing/envd-fixture.ts';
+
+let outside: string;
+let envd: EnvdFixture;
+
+beforeAll(async () => {
+  envd = await startEnvd();
+});
+afterAll(async () => {
+  await envd[Symbol.asyncDispose]();
+});
+beforeEach(async () => {
+  outside = join(envd.shared, 'work');
+  await mkdir(outside);
+  await writeFile(join(outside, '1'), 'one ');
+  await writeFile(join(outside, '2'), 'two');
+});
+afterEach(async () => {
+  await rm(outside, { recursive: true, force: true });
+});
+
+async function compose(body: unknown) {
+  const headers = { 'content-type': 'application/json' };
+  const text = typeof body === 'string' ? body : JSON.stringify(body);
+  const answer = await envd.request('/files/compose', { method: 'POST', headers, body: text });
+  return { status: answer.status, json: JSON.parse(answer.body.toString()) as unknown };
+}
+
+describe('POST /files/compose', () => {
+  test('joins the sources in order, removes them and tells the file', async () => {
+    const answer = await compose({ source_paths: ['/mnt/work/1', '/mnt/work/2'], destination: '/mnt/work/all' });
+    expect(answer).toEqual({ status: 200, json: { name: 'all', path: '/mnt/work/all', type: 'file' } });
+    expect(await readFile(join(outside, 'all'), 'utf8')).toBe('one two');
+    expect(await readdir(outside)).toEqual(['all']);
+  });
+
+  test('relative paths belong to the home of the user', async () => {
+    const answer = await compose({ source_paths: ['/mnt/work/1'], destination: 'all', username: 'root' });
+    expect(answer).toMatchObject({ status: 200, json: { path: '/root/all' } });
+  });
+
+  test.each([
+    ['a missing source', { source_paths: ['/mnt/work/1', '/mnt/work/missing'], destination: '/mnt/work/all' }, 404],
+    ['an unknown user', { source_paths: ['/mnt/work/1'], destination: '/x', username: 'nosuchuser' }, 401],
+    ['no sources', { source_paths: [], destination: '/x' }, 400],
+    ['sources that are no strings', { source_paths: [1], destination: '/x' }, 400],
+    ['no destination', { source_paths: ['/mnt/work/1'] }, 400],
+    ['a directory as destination', { source_paths: ['/mnt/work/1'], destination: '/mnt/work' }, 400],
+    ['a list', [], 400],
+    ['no JSON', '{', 400],
+    ['an oversized body', JSON.stringify({ source_paths: ['x'.repeat(1_100_000)] }), 413],
+  ])('%s is refused and leaves the sources', async (_what, body, status) => {
+    expect(await compose(body)).toEqual({ status, json: { code: status, message: expect.any(String) } });
+    expect(await readdir(outside)).toEqual(['1', '2']);
+  });
+});

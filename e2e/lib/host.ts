@@ -1,3 +1,4 @@
+import { createHash } from 'node:crypto';
 import { copyFileSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -19,13 +20,10 @@ export function commandLines(): Map<number, string> {
   return found;
 }
 
-/** QEMU processes, by pid, that were not there before. */
-export function enginesSince(before: ReadonlySet<number>): number[] {
-  return [...commandLines()].filter(([pid, line]) => !before.has(pid) && /qemu-system-/.test(line)).map(([pid]) => pid);
-}
-
-export function engines(): Set<number> {
-  return new Set(enginesSince(new Set()));
+/** Pids of the engines of one server, those in its pool included; their names carry a digest of its home. */
+export function engines(server: TestServer): number[] {
+  const tag = createHash('sha256').update(join(server.home, 'qemu')).digest('hex').slice(0, 8);
+  return [...commandLines()].filter(([, line]) => line.includes(`guest=aenv-${tag}-`)).map(([pid]) => pid);
 }
 
 /** The engine's pid of a running sandbox, as the server's ledger has it. */

@@ -61,7 +61,6 @@ async function main(): Promise<void> {
   if (values.step !== undefined) {
     const step = steps.find(({ name }) => name === values.step);
     if (step === undefined) throw new Error(`no set-up step ${values.step}`);
-    reporter.started(step);
     await runStep(step, context, await earlierResults(steps, step, context));
     return;
   }

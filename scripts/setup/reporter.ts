@@ -26,10 +26,9 @@ export function createConsoleReporter(output: ProgressOutput, now: () => number)
       else transient(`set-up: ${step.title} ...`);
     },
     progress(text) {
-      if (running === undefined) return;
-      transient(
-        output.columns === undefined ? text : `set-up: ${running.title} (${seconds(now() - running.since)}): ${text}`,
-      );
+      if (output.columns === undefined) transient(text);
+      else if (running === undefined) transient(`set-up: ${text}`);
+      else transient(`set-up: ${running.title} (${seconds(now() - running.since)}): ${text}`);
     },
     finished(step, milliseconds) {
       running = undefined;

@@ -88,11 +88,11 @@ const DISK_ERROR_LOG_MS = 10_000;
 function limitedDiskErrors(clock: Clock, log: Log): (event: QmpEvent & { name: 'BLOCK_IO_ERROR' }) => void {
   let next = Number.NEGATIVE_INFINITY;
   let count = 0;
-  return ({ node, operation, noSpace, reason }) => {
+  return ({ node, operation, reason }) => {
     count++;
     if (clock.monotonic() < next) return;
     next = clock.monotonic() + DISK_ERROR_LOG_MS;
-    log.error({ node, operation, noSpace, reason, count }, 'a disk of the sandbox failed; the guest got the error');
+    log.error({ node, operation, reason, count }, 'a disk of the sandbox failed; the guest got the error');
     count = 0;
   };
 }

@@ -11,7 +11,6 @@ export type QmpEvent =
       readonly node: string;
       readonly operation: string;
       readonly action: string;
-      readonly noSpace: boolean;
       readonly reason: string;
     }
   | { readonly name: 'MIGRATION'; readonly status: string }
@@ -48,7 +47,6 @@ function parseEvent(name: string, data: Fields): QmpEvent {
         node: text(data, 'node-name') || text(data, 'device'),
         operation: text(data, 'operation'),
         action: text(data, 'action'),
-        noSpace: flag(data, 'nospace'),
         reason: text(data, 'reason'),
       };
     case 'MIGRATION':

@@ -27,7 +27,6 @@ describe('QMP messages', () => {
           node: 'upper',
           operation: 'write',
           action: 'report',
-          noSpace: true,
           reason: 'No space left on device',
         },
       ],

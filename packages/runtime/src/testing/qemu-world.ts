@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto';
-import { mkdtemp, readdir, rm } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, rm, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { DEFAULT_ALWAYS_DENIED, type Log, SILENT_LOG } from '@agentenv/core';
@@ -35,8 +35,14 @@ async function entries(directory: string): Promise<readonly string[]> {
   return (await readdir(directory).catch(() => [])).map((name) => join(directory, name));
 }
 
+export interface QemuWorldOptions {
+  readonly log?: Log;
+  /** Puts the home on a file system of its own with that much room, MiB. */
+  readonly homeSizeMB?: number;
+}
+
 /** Needs root and the artifacts of set-up. */
-export async function createQemuWorld(options: { readonly log?: Log } = {}): Promise<QemuWorld> {
+export async function createQemuWorld(options: QemuWorldOptions = {}): Promise<QemuWorld> {
   const log = options.log ?? SILENT_LOG;
   const clock = createRealClock();
   const exec = createExec({ clock });
@@ -47,6 +53,17 @@ export async function createQemuWorld(options: { readonly log?: Log } = {}): Pro
     stack.defer(() => rm(root, { recursive: true, force: true }));
     const home = join(root, 'home');
     const runtimeDir = join(root, 'run');
+    if (options.homeSizeMB !== undefined) {
+      const image = join(root, 'home.img');
+      await writeFile(image, '');
+      await truncate(image, options.homeSizeMB * 1024 * 1024);
+      await exec({ argv: ['mke2fs', '-q', '-F', '-t', 'ext4', image], deadlineMs: 30_000 });
+      await mkdir(home);
+      await exec({ argv: ['mount', '-o', 'loop', image, home], deadlineMs: 10_000 });
+      stack.defer(async () => {
+        await exec({ argv: ['umount', home], deadlineMs: 30_000 });
+      });
+    }
     const slots = await createNetworkSlots({
       ...{ runtimeDir, prefix: PREFIX, exec, clock, log, uplink: 'none' },
       dnsServers: [INTERNET.dns],

@@ -36,7 +36,7 @@ results.push(...(await checkSteps(setupSteps(), context)));
 results.push(await checkDigests(settings?.config?.deps_path ?? paths.artifacts));
 if (settings !== undefined) results.push(settings.check);
 if (server !== undefined && settings?.config !== undefined)
-  results.push(...(await server.checkBackends(settings.config)));
+  results.push(...(await server.checkBackends(settings.config, host.uid)));
 
 console.log(formatChecks(results));
 process.exitCode = exitCodeOf(results);

@@ -30,7 +30,7 @@ export async function readServerConfig(
 }
 
 /** One check per backend: is it usable here, how fast, and what limits it? */
-export async function checkBackends(config: Config): Promise<readonly CheckResult[]> {
+export async function checkBackends(config: Config, uid: number): Promise<readonly CheckResult[]> {
   const name = 'backend qemu';
   let artifacts: HostArtifacts;
   try {
@@ -38,6 +38,7 @@ export async function checkBackends(config: Config): Promise<readonly CheckResul
   } catch (caught) {
     return [{ name, state: 'missing', detail: messageOf(caught), remedy: './aenv setup' }];
   }
+  if (uid !== 0) return [{ name, state: 'warning', detail: 'only root can tell', remedy: 'sudo ./aenv doctor' }];
   await using backend = createQemuBackend({
     artifacts,
     home: join(config.home_path, 'qemu'),

@@ -2,64 +2,30 @@ import { createHash } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { decodeFrames, encodeFrame } from '../testing/connect-frames.ts';
 import { type EnvdFixture, startEnvd } from '../testing/envd-fixture.ts';
-import { createRpcClient, type RpcClient, type ServerStream, summarise } from '../testing/rpc-client.ts';
-
-const START = 'process.Process/Start';
-const CONNECT = 'process.Process/Connect';
+import {
+  basic,
+  CONNECT,
+  createProcessDriver,
+  finish,
+  type ProcessDriver,
+  START,
+  shell,
+  untilOutput,
+} from '../testing/process-driver.ts';
+import { createRpcClient, type RpcClient, summarise } from '../testing/rpc-client.ts';
 
 let envd: EnvdFixture;
 let rpc: RpcClient;
+let driver: ProcessDriver;
 
 beforeAll(async () => {
   envd = await startEnvd({ envVars: { GLOBAL: 'global', BOTH: 'global' } });
   rpc = createRpcClient(envd.port);
+  driver = createProcessDriver(rpc);
 });
 afterAll(async () => {
   await envd[Symbol.asyncDispose]();
 });
-
-function shell(script: string): { readonly cmd: string; readonly args: readonly string[] } {
-  return { cmd: '/bin/sh', args: ['-c', script] };
-}
-
-async function run(request: Record<string, unknown>, headers: Record<string, string> = {}) {
-  await using stream = await rpc.stream(START, request, headers);
-  expect(stream.status).toBe(200);
-  return summarise(await stream.rest());
-}
-
-async function start(request: Record<string, unknown>, headers: Record<string, string> = {}) {
-  const stream = await rpc.stream(START, request, headers);
-  const first = await stream.next();
-  const event = first?.json.event as { start?: { pid: number } } | undefined;
-  return { stream, pid: event?.start?.pid ?? expect.fail(JSON.stringify(first)) };
-}
-
-function stdoutOf({ json }: { json: Record<string, unknown> }): string {
-  const event = json.event as { data?: { stdout?: string; pty?: string } } | undefined;
-  return Buffer.from(event?.data?.stdout ?? event?.data?.pty ?? '', 'base64').toString();
-}
-
-/** Reads until the output so far contains the text. */
-async function untilOutput(stream: ServerStream, text: string): Promise<string> {
-  let seen = '';
-  await stream.until((frame) => {
-    seen += stdoutOf(frame);
-    return seen.includes(text);
-  });
-  return seen;
-}
-
-/** Whether a process of the guest takes signals; a zombie would. */
-async function alive(pid: number): Promise<boolean> {
-  return (await run({ process: shell(`kill -0 ${pid} 2>/dev/null && echo yes`) }, basic('root'))).stdout === 'yes\n';
-}
-
-async function kill(pid: number) {
-  return await rpc.unary('process.Process/SendSignal', { process: { pid }, signal: 'SIGNAL_SIGKILL' });
-}
-
-const basic = (user: string) => ({ authorization: `Basic ${Buffer.from(`${user}:`).toString('base64')}` });
 
 describe('Start', () => {
   test('streams start, output and end, and closes with an empty end frame', async () => {
@@ -75,25 +41,28 @@ describe('Start', () => {
   });
 
   test('success has no error field', async () => {
-    const { end } = await run({ process: shell('true') });
+    const { end } = await driver.run({ process: shell('true') });
     expect(end).not.toHaveProperty('error');
     expect(end).toMatchObject({ exited: true, status: 'exit status 0' });
   });
 
   test('the start frame comes before the process says anything', async () => {
-    const { stream, pid } = await start({ process: { cmd: 'sleep', args: ['60'] } });
-    expect(await alive(pid)).toBe(true);
+    const { stream, pid } = await driver.start({ process: { cmd: 'sleep', args: ['60'] } });
+    expect(await driver.alive(pid)).toBe(true);
     stream.close();
-    await kill(pid);
+    await driver.kill(pid);
   });
 
   test('stdin false is an empty file, absent is a pipe that waits', async () => {
-    expect(await run({ process: { cmd: 'cat' }, stdin: false })).toMatchObject({ stdout: '', end: { exited: true } });
-    const { stream, pid } = await start({ process: { cmd: 'cat' } });
+    expect(await driver.run({ process: { cmd: 'cat' }, stdin: false })).toMatchObject({
+      stdout: '',
+      end: { exited: true },
+    });
+    const { stream, pid } = await driver.start({ process: { cmd: 'cat' } });
     await rpc.unary('process.Process/SendInput', { process: { pid }, input: { stdin: btoa('hello') } });
     await untilOutput(stream, 'hello');
     expect(await rpc.unary('process.Process/CloseStdin', { process: { pid } })).toEqual({ status: 200, json: {} });
-    expect(summarise([{ flags: 0, json: { event: { start: { pid } } } }, ...(await stream.rest())])).toMatchObject({
+    expect(await finish(stream)).toMatchObject({
       end: { exited: true },
     });
   });
@@ -101,15 +70,15 @@ describe('Start', () => {
   test('global and request variables, and the identity of the sandbox on top', async () => {
     const envs = { BOTH: 'request', MINE: 'a "b" $c\nd', E2B_SANDBOX_ID: 'forged' };
     const script = 'echo "$GLOBAL|$BOTH|$MINE|$E2B_SANDBOX|$E2B_SANDBOX_ID|$E2B_TEMPLATE_ID|$HOME|$USER|$PATH"';
-    const { stdout } = await run({ process: { ...shell(script), envs } });
+    const { stdout } = await driver.run({ process: { ...shell(script), envs } });
     expect(stdout).toMatch(/^global\|request\|a "b" \$c\nd\|true\|itest\|base\|\/home\/user\|user\|.*\/usr\/bin.*\n$/);
   });
 
   test('the user of the Basic header, with its groups', async () => {
-    expect((await run({ process: { cmd: 'id' } })).stdout).toBe(
+    expect((await driver.run({ process: { cmd: 'id' } })).stdout).toBe(
       'uid=1000(user) gid=1000(user) groups=1000(user),2000(extra)\n',
     );
-    const { stdout } = await run({ process: { cmd: 'id' } }, basic('daemon'));
+    const { stdout } = await driver.run({ process: { cmd: 'id' } }, basic('daemon'));
     expect(stdout).toMatch(/^uid=1\(daemon\)/);
   });
 
@@ -138,58 +107,58 @@ describe('Start', () => {
       /args\[0\] is 200000 bytes/,
     ],
   ])('%s is an error in the end frame of a 200', async (_what, request, headers, code, message) => {
-    const { error, pid } = await run(request, headers);
+    const { error, pid } = await driver.run(request, headers);
     expect(error).toMatchObject({ code, message: expect.stringMatching(message) });
     expect(pid).toBe(0);
   });
 
   test('relative directories and ~ belong to the home of the user', async () => {
-    expect((await run({ process: { cmd: 'pwd', cwd: '~' } })).stdout).toBe('/home/user\n');
-    expect((await run({ process: { cmd: 'pwd', cwd: '.' } })).stdout).toBe('/home/user\n');
-    expect((await run({ process: { cmd: 'pwd' } })).stdout).toBe('/home/user\n');
+    expect((await driver.run({ process: { cmd: 'pwd', cwd: '~' } })).stdout).toBe('/home/user\n');
+    expect((await driver.run({ process: { cmd: 'pwd', cwd: '.' } })).stdout).toBe('/home/user\n');
+    expect((await driver.run({ process: { cmd: 'pwd' } })).stdout).toBe('/home/user\n');
   });
 
   test('a large command line works', async () => {
     const text = 'x'.repeat(100_000);
-    expect((await run({ process: { cmd: 'printf', args: ['%s', text] } })).stdout).toBe(text);
+    expect((await driver.run({ process: { cmd: 'printf', args: ['%s', text] } })).stdout).toBe(text);
   });
 
   test('the end waits for whoever holds the pipes, but not after a kill', async () => {
-    const patient = await run({ process: shell('(sleep 0.3; echo late) & echo early'), stdin: false });
+    const patient = await driver.run({ process: shell('(sleep 0.3; echo late) & echo early'), stdin: false });
     expect(patient.stdout).toBe('early\nlate\n');
-    const { stream, pid } = await start({ process: shell('sleep 60 & echo $!; wait'), stdin: false });
+    const { stream, pid } = await driver.start({ process: shell('sleep 60 & echo $!; wait'), stdin: false });
     const sleeper = Number(await untilOutput(stream, '\n'));
     await rpc.unary('process.Process/SendSignal', { process: { pid }, signal: 'SIGNAL_SIGTERM' });
-    const rest = summarise([{ flags: 0, json: { event: { start: { pid } } } }, ...(await stream.rest())]);
+    const rest = await finish(stream);
     expect(rest.end).toEqual({ exitCode: -1, status: 'signal: terminated', error: 'signal: terminated' });
-    expect(await alive(sleeper)).toBe(true);
-    await run({ process: shell(`kill -9 ${sleeper}`) });
+    expect(await driver.alive(sleeper)).toBe(true);
+    await driver.run({ process: shell(`kill -9 ${sleeper}`) });
   });
 });
 
 describe('time limit', () => {
   test('ends the process and the stream, behind the output until then', async () => {
-    const { stdout, error, end, pid } = await run(
+    const { stdout, error, end, pid } = await driver.run(
       { process: shell('echo before; exec sleep 60'), stdin: false },
       { 'connect-timeout-ms': '400' },
     );
     expect(stdout).toBe('before\n');
     expect(error?.code).toBe('deadline_exceeded');
     expect(end).toBeUndefined();
-    await expect.poll(() => alive(pid), { timeout: 10_000 }).toBe(false);
+    await expect.poll(() => driver.alive(pid), { timeout: 10_000 }).toBe(false);
   });
 
   test('of Connect ends only the stream', async () => {
-    const { stream, pid } = await start({ process: { cmd: 'sleep', args: ['60'] }, stdin: false });
+    const { stream, pid } = await driver.start({ process: { cmd: 'sleep', args: ['60'] }, stdin: false });
     await using second = await rpc.stream(CONNECT, { process: { pid } }, { 'connect-timeout-ms': '200' });
     expect(summarise(await second.rest())).toMatchObject({ pid, error: { code: 'deadline_exceeded' } });
-    expect(await alive(pid)).toBe(true);
+    expect(await driver.alive(pid)).toBe(true);
     stream.close();
-    await kill(pid);
+    await driver.kill(pid);
   });
 
   test('another stream of the process learns that it was killed', async () => {
-    const { stream, pid } = await start(
+    const { stream, pid } = await driver.start(
       { process: { cmd: 'sleep', args: ['60'] }, stdin: false },
       { 'connect-timeout-ms': '500' },
     );
@@ -199,7 +168,7 @@ describe('time limit', () => {
   });
 
   test('far beyond 24 days is no limit now', async () => {
-    const { stdout, error } = await run(
+    const { stdout, error } = await driver.run(
       { process: shell('sleep 0.1; echo ok') },
       { 'connect-timeout-ms': '9999999999' },
     );
@@ -208,7 +177,7 @@ describe('time limit', () => {
   });
 
   test('a malformed one is refused', async () => {
-    const { error } = await run({ process: shell('true') }, { 'connect-timeout-ms': 'soon' });
+    const { error } = await driver.run({ process: shell('true') }, { 'connect-timeout-ms': 'soon' });
     expect(error?.code).toBe('invalid_argument');
   });
 });
@@ -217,14 +186,14 @@ describe('a client that goes away', () => {
   test('leaves the process running, its output is dropped, and Connect by pid or tag sees what follows', async () => {
     const go = '/tmp/go';
     const script = `echo first; while ! [ -e ${go} ]; do echo noise; sleep 0.01; done; echo last`;
-    const { stream, pid } = await start({ process: shell(script), stdin: false, tag: 'a-tag' });
+    const { stream, pid } = await driver.start({ process: shell(script), stdin: false, tag: 'a-tag' });
     await untilOutput(stream, 'first');
     stream.close();
     await expect.poll(() => envd.sockets.size).toBe(0);
     await using again = await rpc.stream(CONNECT, { process: { tag: 'a-tag' } });
     expect((await again.next())?.json).toEqual({ event: { start: { pid } } });
-    await run({ process: { cmd: 'touch', args: [go] } });
-    const { stdout, end } = summarise([{ flags: 0, json: { event: { start: { pid } } } }, ...(await again.rest())]);
+    await driver.run({ process: { cmd: 'touch', args: [go] } });
+    const { stdout, end } = await finish(again);
     expect(stdout).toMatch(/^(noise\n)*last\n$/);
     expect(stdout).not.toContain('first');
     expect(end).toMatchObject({ exited: true });
@@ -243,13 +212,13 @@ describe('a client that goes away', () => {
       setImmediate(() => abort.abort());
       await failed;
     }
-    expect((await run({ process: shell('echo ok') })).stdout).toBe('ok\n');
+    expect((await driver.run({ process: shell('echo ok') })).stdout).toBe('ok\n');
   });
 });
 
 describe('Connect', () => {
   test('to a process that has just ended still gives start and end', async () => {
-    const { pid } = await run({ process: shell('echo gone; exit 5') });
+    const { pid } = await driver.run({ process: shell('echo gone; exit 5') });
     await using stream = await rpc.stream(CONNECT, { process: { pid } });
     expect(summarise(await stream.rest())).toMatchObject({ pid, stdout: '', end: { exitCode: 5, exited: true } });
   });
@@ -267,7 +236,7 @@ describe('Connect', () => {
 
 describe('keepalive', () => {
   test('comes after so many silent seconds as asked for', async () => {
-    const { keepalives, stdout } = await run(
+    const { keepalives, stdout } = await driver.run(
       { process: shell('sleep 1.5; echo x'), stdin: false },
       { 'keepalive-ping-interval': '1' },
     );
@@ -278,30 +247,30 @@ describe('keepalive', () => {
 
 describe('List', () => {
   test('has running processes with their configuration and tag, and no ended ones', async () => {
-    const { pid: ended } = await run({ process: shell('true') });
+    const { pid: ended } = await driver.run({ process: shell('true') });
     const config = { cmd: '/bin/sh', args: ['-c', 'exec sleep 60'], envs: { A: '1' }, cwd: '/tmp' };
-    const { stream, pid } = await start({ process: config, tag: 'listed', stdin: false });
+    const { stream, pid } = await driver.start({ process: config, tag: 'listed', stdin: false });
     const { json } = await rpc.unary('process.Process/List', {});
     const processes = json.processes as { pid: number }[];
     expect(processes.find((process) => process.pid === pid)).toEqual({ pid, tag: 'listed', config });
     expect(processes.some((process) => process.pid === ended)).toBe(false);
     stream.close();
-    await kill(pid);
+    await driver.kill(pid);
   });
 });
 
 describe('SendSignal', () => {
   test('SIGKILL: the process is gone when the answer comes, and the end says so', async () => {
-    const { stream, pid } = await start({ process: { cmd: 'sleep', args: ['60'] } });
-    const answer = await kill(pid);
+    const { stream, pid } = await driver.start({ process: { cmd: 'sleep', args: ['60'] } });
+    const answer = await driver.kill(pid);
     expect(answer).toEqual({ status: 200, json: {} });
-    expect(await alive(pid)).toBe(false);
-    const { end } = summarise([{ flags: 0, json: { event: { start: { pid } } } }, ...(await stream.rest())]);
+    expect(await driver.alive(pid)).toBe(false);
+    const { end } = await finish(stream);
     expect(end).toEqual({ exitCode: -1, status: 'signal: killed', error: 'signal: killed' });
   });
 
   test('an unknown or ended process is not found', async () => {
-    const { pid } = await run({ process: shell('true') });
+    const { pid } = await driver.run({ process: shell('true') });
     for (const process of [{ pid }, { pid: 4_000_000 }, { tag: 'nobody' }]) {
       const answer = await rpc.unary('process.Process/SendSignal', { process, signal: 'SIGNAL_SIGKILL' });
       expect(answer).toMatchObject({ status: 404, json: { code: 'not_found' } });
@@ -314,11 +283,11 @@ describe('SendSignal', () => {
   });
 
   test('signals the one process only', async () => {
-    const { stream, pid } = await start({ process: shell('sleep 60 & echo $!; wait'), stdin: false });
+    const { stream, pid } = await driver.start({ process: shell('sleep 60 & echo $!; wait'), stdin: false });
     const child = Number(await untilOutput(stream, '\n'));
-    await kill(pid);
-    expect(await alive(child)).toBe(true);
-    await run({ process: shell(`kill -9 ${child}`) });
+    await driver.kill(pid);
+    expect(await driver.alive(child)).toBe(true);
+    await driver.run({ process: shell(`kill -9 ${child}`) });
     stream.close();
   });
 });
@@ -326,7 +295,7 @@ describe('SendSignal', () => {
 describe('input', () => {
   test('4 MiB arrive whole and in order', async () => {
     const data = Buffer.alloc(4 * 1024 * 1024, 'abcdefghijklmnopqrstuvwxyz');
-    const { stream, pid } = await start({ process: { cmd: 'sha256sum' } });
+    const { stream, pid } = await driver.start({ process: { cmd: 'sha256sum' } });
     const answer = await rpc.unary('process.Process/SendInput', {
       process: { pid },
       input: { stdin: data.toString('base64') },
@@ -338,7 +307,7 @@ describe('input', () => {
   });
 
   test('empty bytes are valid, closing twice too, input behind it is internal', async () => {
-    const { stream, pid } = await start({ process: { cmd: 'sleep', args: ['60'] } });
+    const { stream, pid } = await driver.start({ process: { cmd: 'sleep', args: ['60'] } });
     const send = (input: unknown) => rpc.unary('process.Process/SendInput', { process: { pid }, input });
     expect(await send({ stdin: '' })).toMatchObject({ status: 200 });
     for (let time = 0; time < 2; time++) {
@@ -348,22 +317,22 @@ describe('input', () => {
     expect(await send({ pty: 'eA==' })).toMatchObject({ status: 500, json: { code: 'internal' } });
     expect(await send({})).toMatchObject({ status: 400, json: { code: 'invalid_argument' } });
     stream.close();
-    await kill(pid);
+    await driver.kill(pid);
     expect(await send({ stdin: 'eA==' })).toMatchObject({ status: 404, json: { code: 'not_found' } });
   });
 
   test('stdin that was not opened is internal', async () => {
-    const { stream, pid } = await start({ process: { cmd: 'sleep', args: ['60'] }, stdin: false });
+    const { stream, pid } = await driver.start({ process: { cmd: 'sleep', args: ['60'] }, stdin: false });
     expect(await rpc.unary('process.Process/SendInput', { process: { pid }, input: { stdin: 'eA==' } })).toMatchObject({
       status: 500,
       json: { code: 'internal' },
     });
     stream.close();
-    await kill(pid);
+    await driver.kill(pid);
   });
 
   test('StreamInput writes what its messages carry', async () => {
-    const { stream, pid } = await start({ process: { cmd: 'cat' } });
+    const { stream, pid } = await driver.start({ process: { cmd: 'cat' } });
     const body = Buffer.concat([
       encodeFrame({ start: { process: { pid } } }),
       encodeFrame({ data: { input: { stdin: btoa('one ') } } }),
@@ -397,7 +366,7 @@ describe('input', () => {
 
 describe('terminal', () => {
   test('has a size, takes input, follows a resize and ends clean', async () => {
-    const { stream, pid } = await start({
+    const { stream, pid } = await driver.start({
       process: { cmd: '/bin/sh', args: ['-i'], envs: { PS1: '> ', TERM: 'xterm-256color' } },
       pty: { size: { cols: 80, rows: 24 } },
     });
@@ -420,86 +389,16 @@ describe('terminal', () => {
       json: { code: 'internal' },
     });
     await type('exit 7\n');
-    const { end, error } = summarise([{ flags: 0, json: { event: { start: { pid } } } }, ...(await stream.rest())]);
+    const { end, error } = await finish(stream);
     expect(end).toMatchObject({ exitCode: 7, exited: true });
     expect(error).toBeUndefined();
   });
 
   test('a process without one cannot be resized', async () => {
-    const { stream, pid } = await start({ process: { cmd: 'sleep', args: ['60'] } });
+    const { stream, pid } = await driver.start({ process: { cmd: 'sleep', args: ['60'] } });
     const answer = await rpc.unary('process.Process/Update', { process: { pid }, pty: { size: { cols: 1, rows: 1 } } });
     expect(answer).toMatchObject({ status: 400, json: { code: 'failed_precondition' } });
     stream.close();
-    await kill(pid);
+    await driver.kill(pid);
   });
 });
-
-describe('bulk output', () => {
-  test('50 MB arrive complete and in order in events of at most 32 KiB', async () => {
-    const bytes = 50_000_000;
-    const script = `i=0; while [ $i -lt ${bytes / 10_000_000} ]; do seq -f '%09.0f' 1 1000000; i=$((i+1)); done`;
-    await using stream = await rpc.stream(START, { process: shell(script), stdin: false });
-    let seen = 0;
-    let line = '';
-    let expected = 1;
-    const end = await stream.until((frame) => {
-      const text = stdoutOf(frame);
-      expect(text.length).toBeLessThanOrEqual(32_768);
-      seen += text.length;
-      const lines = (line + text).split('\n');
-      line = lines.pop() ?? '';
-      for (const number of lines) {
-        if (Number(number) !== expected) throw new Error(`line ${number} where ${expected} was due`);
-        expected = expected === 1_000_000 ? 1 : expected + 1;
-      }
-      return (frame.flags & 2) !== 0;
-    });
-    expect(end.json).toEqual({});
-    expect(seen).toBe(bytes);
-  });
-
-  test('a client that does not read stops the process without cost to the server or to others', async () => {
-    const { stream, pid } = await start({ process: { cmd: 'yes' }, stdin: false });
-    const before = residentBytes();
-    const written = async (): Promise<number> => {
-      const { stdout } = await run({ process: shell(`grep ^wchar /proc/${pid}/io`) }, basic('root'));
-      return Number(/\d+/.exec(stdout)?.[0]);
-    };
-    let last = -1;
-    // Stopped: nothing written over a while that is long for it and short for us.
-    await expect
-      .poll(
-        async () => {
-          const now = await written();
-          const same = now === last;
-          last = now;
-          return same;
-        },
-        { interval: 300, timeout: 20_000 },
-      )
-      .toBe(true);
-    expect(residentBytes() - before).toBeLessThan(32 * 1024 * 1024);
-    expect((await run({ process: shell('echo quick') })).stdout).toBe('quick\n');
-    stream.close();
-    await expect.poll(written, { timeout: 10_000 }).toBeGreaterThan(last);
-    await kill(pid);
-  });
-
-  test('of two readers the one that stands still is ended and the other gets everything', async () => {
-    const { stream: slow, pid } = await start({ process: shell('read x; seq -f %09.0f 1 5000000'), stdin: true });
-    await using fast = await rpc.stream(CONNECT, { process: { pid } });
-    await fast.next();
-    await rpc.unary('process.Process/SendInput', { process: { pid }, input: { stdin: btoa('go\n') } });
-    let seen = 0;
-    await fast.until((frame) => {
-      seen += stdoutOf(frame).length;
-      return (frame.flags & 2) !== 0;
-    });
-    expect(seen).toBe(50_000_000);
-    expect((await slow.rest()).at(-1)).toMatchObject({ flags: 2, json: { error: { code: 'resource_exhausted' } } });
-  });
-});
-
-function residentBytes(): number {
-  return process.memoryUsage().rss;
-}

@@ -17,7 +17,7 @@ import { signalOfAnswer } from '../http/signals.ts';
 import { writeChunk } from '../http/write.ts';
 import { basicUser, connectTimeoutMs, keepaliveMs } from './call-headers.ts';
 import { CALL_VALUES } from './call-values.ts';
-import { isSandboxGone, toConnectError } from './connect-error.ts';
+import { isExpected, isSandboxGone, toConnectError } from './connect-error.ts';
 
 /** Largest message of a call: 4 MiB of input in base64 and more, bytes. */
 const MAX_MESSAGE_BYTES = 8 * 1024 * 1024;
@@ -39,19 +39,23 @@ export interface RpcAdapter {
 }
 
 /** Turns what handlers throw into the errors of the protocol (contract e2b.md section 9.1). */
-const translateErrors: Interceptor = (next) => async (request) => {
-  const { breakOff } = request.contextValues.get(CALL_VALUES);
-  const translate = (caught: unknown): ConnectError => {
-    if (isSandboxGone(caught)) breakOff();
-    return toConnectError(caught);
+const createErrorTranslation =
+  (log: Log): Interceptor =>
+  (next) =>
+  async (request) => {
+    const { breakOff } = request.contextValues.get(CALL_VALUES);
+    const translate = (caught: unknown): ConnectError => {
+      if (isSandboxGone(caught)) breakOff();
+      if (!isExpected(caught)) log.error({ err: caught, rpc: request.method.name }, 'an RPC failed');
+      return toConnectError(caught);
+    };
+    try {
+      const answer = await next(request);
+      return answer.stream ? { ...answer, message: translateStream(answer.message, translate) } : answer;
+    } catch (caught) {
+      throw translate(caught);
+    }
   };
-  try {
-    const answer = await next(request);
-    return answer.stream ? { ...answer, message: translateStream(answer.message, translate) } : answer;
-  } catch (caught) {
-    throw translate(caught);
-  }
-};
 
 async function* translateStream<T>(
   messages: AsyncIterable<T>,
@@ -70,7 +74,7 @@ export function createRpcAdapter({ clock, log, routes }: RpcAdapterOptions): Rpc
     grpcWeb: false,
     readMaxBytes: MAX_MESSAGE_BYTES,
     acceptCompression: [compressionGzip, compressionBrotli],
-    interceptors: [translateErrors],
+    interceptors: [createErrorTranslation(log)],
   });
   routes(router);
   const handlers = new Map(router.handlers.map((handler) => [handler.requestPath, handler]));
@@ -91,7 +95,8 @@ export function createRpcAdapter({ clock, log, routes }: RpcAdapterOptions): Rpc
       method: request.method,
       url: `http://sandbox${handler.requestPath}`,
       header,
-      body: readRequestBody(request, { clock, idleMs }),
+      // The library answers `internal` for whatever is none of its own errors.
+      body: translateStream(readRequestBody(request, { clock, idleMs }), toConnectError),
       signal: signalOfAnswer(response),
       contextValues: createContextValues().set(CALL_VALUES, {
         user: basicUser(request.headers.authorization),

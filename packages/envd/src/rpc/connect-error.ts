@@ -33,3 +33,8 @@ export function isSandboxGone(caught: unknown): boolean {
   const cause = caught instanceof ConnectError ? caught.cause : caught;
   return cause instanceof PlatformError && cause.code === 'sandbox_unavailable';
 }
+
+/** Whether somebody threw this on purpose, to be told to the client. */
+export function isExpected(caught: unknown): boolean {
+  return caught instanceof ConnectError || caught instanceof PlatformError;
+}

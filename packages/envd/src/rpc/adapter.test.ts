@@ -1,0 +1,151 @@
+import { createServer, request as httpRequest } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { type Log, PlatformError, SILENT_LOG } from '@agentenv/core';
+import { createFakeClock, type FakeClock } from '@agentenv/core/testing';
+import { Process } from '@agentenv/protocol/process';
+import type { ServiceImpl } from '@connectrpc/connect';
+import { afterEach, describe, expect, test } from 'vitest';
+import { decodeFrames, encodeFrame } from '../testing/connect-frames.ts';
+import { createRpcAdapter } from './adapter.ts';
+import { CALL_VALUES } from './call-values.ts';
+
+let stack = new AsyncDisposableStack();
+afterEach(async () => {
+  await stack.disposeAsync();
+  stack = new AsyncDisposableStack();
+});
+
+interface Setup {
+  readonly clock: FakeClock;
+  readonly logged: string[];
+  /** Sends the pieces of a body; without the last one the body stays open. */
+  send(method: string, contentType: string, body: Buffer, length?: number): Promise<{ status: number; body: Buffer }>;
+}
+
+async function serve(implementation: Partial<ServiceImpl<typeof Process>>): Promise<Setup> {
+  const clock = createFakeClock();
+  const logged: string[] = [];
+  const log: Log = { ...SILENT_LOG, error: (_fields, message) => logged.push(message) };
+  const rpc = createRpcAdapter({ clock, log, routes: (router) => router.service(Process, implementation) });
+  const server = createServer((request, response) => void rpc.find(request.url ?? '')?.(request, response));
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  stack.defer(async () => {
+    server.closeAllConnections();
+    await new Promise<void>((resolve) => server.close(() => resolve()));
+  });
+  const { port } = server.address() as AddressInfo;
+  return {
+    clock,
+    logged,
+    send: (method, contentType, body, length = body.length) =>
+      new Promise((resolve, reject) => {
+        const request = httpRequest({
+          host: '127.0.0.1',
+          port,
+          agent: false,
+          path: `/process.Process/${method}`,
+          method: 'POST',
+          headers: { 'content-type': contentType, 'content-length': length },
+        });
+        request.on('error', reject);
+        request.on('response', (response) => {
+          const chunks: Buffer[] = [];
+          response.on('data', (chunk: Buffer) => chunks.push(chunk));
+          response.on('error', reject);
+          response.on('end', () => resolve({ status: response.statusCode ?? 0, body: Buffer.concat(chunks) }));
+        });
+        request.write(body);
+        if (length === body.length) request.end();
+      }),
+  };
+}
+
+const JSON_CALL = 'application/json';
+const JSON_STREAM = 'application/connect+json';
+
+describe('errors', () => {
+  test('ours have their code and message, in both forms', async () => {
+    const { send, logged } = await serve({
+      list() {
+        throw new PlatformError('not_found', 'no such thing', { cause: new Error('secret') });
+      },
+      // biome-ignore lint/correctness/useYield: it fails before it has anything to yield
+      async *start() {
+        throw new PlatformError('capacity', 'too many');
+      },
+    });
+    const unary = await send('List', JSON_CALL, Buffer.from('{}'));
+    expect(unary.status).toBe(404);
+    expect(JSON.parse(unary.body.toString())).toEqual({ code: 'not_found', message: 'no such thing' });
+    const stream = await send('Start', JSON_STREAM, encodeFrame({}));
+    expect(stream.status).toBe(200);
+    expect(decodeFrames(stream.body)).toEqual([
+      { flags: 2, json: { error: { code: 'resource_exhausted', message: 'too many' } } },
+    ]);
+    expect(logged).toEqual([]);
+  });
+
+  test('others are internal, say nothing of themselves, and are logged', async () => {
+    const { send, logged } = await serve({
+      list() {
+        throw new Error('secret');
+      },
+    });
+    const { status, body } = await send('List', JSON_CALL, Buffer.from('{}'));
+    expect(status).toBe(500);
+    expect(body.toString()).not.toContain('secret');
+    expect(logged).toHaveLength(1);
+  });
+
+  test('a sandbox that is gone breaks the connection instead of answering', async () => {
+    const { send } = await serve({
+      list() {
+        throw new PlatformError('sandbox_unavailable', 'gone');
+      },
+      async *start() {
+        yield {};
+        throw new PlatformError('sandbox_unavailable', 'gone');
+      },
+    });
+    await expect(send('List', JSON_CALL, Buffer.from('{}'))).rejects.toMatchObject({ code: 'ECONNRESET' });
+    await expect(send('Start', JSON_STREAM, encodeFrame({}))).rejects.toMatchObject({ code: 'ECONNRESET' });
+  });
+
+  test.each([
+    ['List', JSON_CALL, Buffer.from('{')],
+    ['Start', JSON_STREAM, Buffer.from([0, 0])],
+  ])('a client of %s that stalls in its body is told so', async (method, contentType, body) => {
+    const { send, clock } = await serve({ list: () => ({}) });
+    const answer = send(method, contentType, body, 100);
+    await expect.poll(() => clock.pendingTimers).toBeGreaterThan(0);
+    await clock.advance(60_000);
+    const text = (await answer).body.toString('latin1');
+    expect(text).toContain('deadline_exceeded');
+    expect(text).toContain('no request body arrived for 60 s');
+  });
+});
+
+test('frames that are written past the library keep their place and wait for the client', async () => {
+  const { send } = await serve({
+    async *start(_request, context) {
+      const { writeFrame } = context.values.get(CALL_VALUES);
+      yield { event: { event: { case: 'start', value: { pid: 1 } } } };
+      for (let count = 0; count < 100; count++) {
+        await writeFrame?.(encodeFrame({ count, padding: 'x'.repeat(50_000) }).toString('latin1'));
+        if (count % 10 === 0) yield { event: { event: { case: 'start', value: { pid: 100 + count } } } };
+      }
+    },
+  });
+  const { body } = await send('Start', JSON_STREAM, encodeFrame({}));
+  const order = decodeFrames(body).map(({ flags, json }) => {
+    if ((flags & 2) !== 0) return 'end';
+    const event = json.event as { start: { pid: number } } | undefined;
+    return event === undefined ? json.count : `pid ${event.start.pid}`;
+  });
+  const expected: unknown[] = ['pid 1'];
+  for (let count = 0; count < 100; count++) {
+    expected.push(count);
+    if (count % 10 === 0) expected.push(`pid ${100 + count}`);
+  }
+  expect(order).toEqual([...expected, 'end']);
+});

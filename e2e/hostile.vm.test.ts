@@ -1,5 +1,4 @@
 import { randomBytes } from 'node:crypto';
-import { once } from 'node:events';
 import { connect } from 'node:net';
 import { Sandbox } from 'e2b';
 import fc from 'fast-check';
@@ -38,9 +37,8 @@ async function raw(bytes: Buffer | string): Promise<string> {
   socket.setTimeout(2_000, () => socket.destroy());
   // A reset is one of the allowed answers.
   socket.on('error', () => undefined);
-  await once(socket, 'connect');
   socket.end(bytes);
-  await once(socket, 'close');
+  await new Promise((resolve) => socket.once('close', resolve));
   return answer;
 }
 

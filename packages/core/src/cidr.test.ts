@@ -19,7 +19,9 @@ const anyAddress = fc.oneof(
   // Sparse addresses, where `::` matters.
   fc
     .array(fc.constantFrom(0n, 0n, 0n, 1n, 0xabcdn), { minLength: 8, maxLength: 8 })
-    .map((groups): IpAddress => ({ family: 6, value: groups.reduce((all, group) => (all << 16n) | group, 0n) })),
+    .map(
+      (groups): IpAddress => ({ family: 6, value: groups.reduce<bigint>((all, group) => (all << 16n) | group, 0n) }),
+    ),
 );
 
 const anyCidr = fc

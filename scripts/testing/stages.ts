@@ -36,6 +36,7 @@ export async function staticStages(root: string): Promise<readonly CommandStage[
         'e2e',
         'bench',
         'scripts',
+        'guest',
       ],
     ],
     ['unused code', [bin('knip/bin/knip.js')]],

@@ -6,6 +6,7 @@ import {
   lstat,
   lutimes,
   mkdir,
+  readdir,
   readFile,
   rename,
   rm,
@@ -17,7 +18,7 @@ import { dirname, join } from 'node:path';
 import { sha256, sha256File, walk } from '../../lib/files.ts';
 import type { SetupContext, SetupStep, StepResult, StepResults } from '../step.ts';
 import { DATES_FILE } from './debian-step.ts';
-import { FILES, GUEST_COMMANDS, GUEST_COPY, REMOVED } from './recipe.ts';
+import { FILES, GUEST_COMMANDS, GUEST_COPY, PRUNED, REMOVED } from './recipe.ts';
 
 /** Raise it when the same inputs have to be made into a new image. */
 const RECIPE = 2;
@@ -36,6 +37,7 @@ export function imageStep(): SetupStep {
           RECIPE,
           FILES,
           REMOVED,
+          PRUNED,
           GUEST_COPY,
           GUEST_COMMANDS,
           earlier.debian,
@@ -95,6 +97,7 @@ async function makeImage(context: SetupContext, earlier: StepResults): Promise<S
 
   context.progress('adding Node.js, accounts and login files');
   for (const path of REMOVED) await rm(join(tree, path), { recursive: true, force: true });
+  for (const { directory, keep } of PRUNED) await prune(tree, directory, keep);
   for (const file of FILES) {
     const path = join(tree, file.path);
     await mkdir(dirname(path), { recursive: true });
@@ -107,7 +110,9 @@ async function makeImage(context: SetupContext, earlier: StepResults): Promise<S
   await addGuest(join(context.paths.artifacts, guestFile), tree);
   await addNode(context, tree);
 
-  const digest = sha256(JSON.stringify([RECIPE, FILES, REMOVED, packages, guestDigest, await nodeVersions(context)]));
+  const digest = sha256(
+    JSON.stringify([RECIPE, FILES, REMOVED, PRUNED, packages, guestDigest, await nodeVersions(context)]),
+  );
   const file = `base-${digest.slice(0, 16)}.ext4`;
   context.progress('writing the image');
   const image = join(work, file);
@@ -120,6 +125,21 @@ async function makeImage(context: SetupContext, earlier: StepResults): Promise<S
     files: { [file]: size },
     facts: { rootfsFile: file, rootfsDigest: digest, rootfsContentDigest: contentDigest },
   };
+}
+
+/** Empties a directory but for what is kept; a last part `*` stands for every directory there. */
+async function prune(tree: string, directory: string, keep: readonly string[]): Promise<void> {
+  const parent = join(tree, directory.replace(/\/\*$/, ''));
+  const each = directory.endsWith('/*')
+    ? (await readdir(parent, { withFileTypes: true }))
+        .filter((entry) => entry.isDirectory())
+        .map(({ name }) => join(parent, name))
+    : [parent];
+  for (const path of each) {
+    for (const name of await readdir(path)) {
+      if (!keep.includes(name)) await rm(join(path, name), { recursive: true });
+    }
+  }
 }
 
 async function addGuest(guest: string, tree: string): Promise<void> {

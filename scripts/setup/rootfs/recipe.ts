@@ -20,16 +20,28 @@ export const PACKAGES = [
   'sudo',
 ] as const;
 
-/** How dpkg installs: without manuals, documentation and translations, but with the licences. */
-export const DPKG_OPTIONS = [
-  // The tree is thrown away when its build is interrupted, so nothing has to be on the disk before the end.
-  'force-unsafe-io',
-  'path-exclude=/usr/share/man/*',
-  'path-exclude=/usr/share/info/*',
-  'path-exclude=/usr/share/locale/*',
-  'path-include=/usr/share/locale/locale.alias',
-  'path-exclude=/usr/share/doc/*',
-  'path-include=/usr/share/doc/*/copyright',
+/** Options for dpkg while the tree is built: it is thrown away when that is interrupted, so nothing is flushed to the disk. */
+export const DPKG_OPTIONS = ['force-unsafe-io'] as const;
+
+/**
+ * What dpkg leaves out in a sandbox: manuals, documentation and translations, but not the licences. The build itself
+ * removes them afterwards (`PRUNED`): mmdebstrap would start a filter program for every package.
+ */
+const DPKG_EXCLUDES = `force-unsafe-io
+path-exclude=/usr/share/man/*
+path-exclude=/usr/share/info/*
+path-exclude=/usr/share/locale/*
+path-include=/usr/share/locale/locale.alias
+path-exclude=/usr/share/doc/*
+path-include=/usr/share/doc/*/copyright
+`;
+
+/** Directories emptied but for the named members, and for doc/PACKAGE the same one level down. */
+export const PRUNED = [
+  { directory: '/usr/share/man', keep: [] },
+  { directory: '/usr/share/info', keep: [] },
+  { directory: '/usr/share/locale', keep: ['locale.alias'] },
+  { directory: '/usr/share/doc/*', keep: ['copyright'] },
 ] as const;
 
 /** The account commands run as by default. */
@@ -57,6 +69,7 @@ export const FILES: readonly ImageFile[] = [
     { path: `/root/${name}`, content, mode: 0o644 },
     { path: `${USER.home}/${name}`, content, mode: 0o644, owner: USER.uid },
   ]),
+  { path: '/etc/dpkg/dpkg.cfg.d/aenv', content: DPKG_EXCLUDES, mode: 0o644 },
   { path: '/etc/default/locale', content: 'LANG=C.UTF-8\n', mode: 0o644 },
   { path: '/etc/environment', content: 'LANG=C.UTF-8\n', mode: 0o644 },
   { path: `/etc/sudoers.d/${USER.name}`, content: `${USER.name} ALL=(ALL:ALL) NOPASSWD: ALL\n`, mode: 0o440 },
@@ -75,6 +88,7 @@ export const REMOVED = [
   `${USER.home}/.bash_logout`,
   '/etc/motd',
   '/etc/apt/apt.conf.d/99mmdebstrap',
+  '/etc/dpkg/dpkg.cfg.d/99mmdebstrap',
   '/var/log/bootstrap.log',
   '/var/log/dpkg.log',
   '/var/log/alternatives.log',

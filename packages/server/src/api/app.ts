@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto';
 import type { IncomingMessage, RequestListener, ServerResponse } from 'node:http';
-import type { Clock, Log } from '@agentenv/core';
+import { type Clock, type Log, PlatformError } from '@agentenv/core';
 import { HEADERS } from '@agentenv/protocol';
 import cors from '@fastify/cors';
 import { type FastifyInstance, type FastifyRequest, fastify } from 'fastify';
@@ -57,7 +57,8 @@ export async function createApp(deps: AppDependencies): Promise<ControlPlane> {
     logger: false,
     genReqId: createRequestIds(),
     routerOptions: { maxParamLength: MAX_PARAMETER },
-    return503OnClosing: true,
+    // Its answer would not be one of ours; see refuseWhileClosing.
+    return503OnClosing: false,
     serverFactory: (handler) => createHttpServer(dispatch(deps.dataPlane, inflight.count(handler))),
     frameworkErrors: (error, _request, reply) => {
       // Paths that cannot be decoded never reach a route.
@@ -72,9 +73,9 @@ export async function createApp(deps: AppDependencies): Promise<ControlPlane> {
     maxAge: 7200,
   });
   registerBodyParser(app, operationOf);
+  refuseWhileClosing(app);
   registerErrors(app, operations, deps.log);
   app.addHook('onResponse', (request, reply, done) => {
-    request.bodyDeadline?.[Symbol.dispose]();
     const operation = operationOf(request);
     // Scrapes are not measured (agentenv.md section 18).
     if (operation?.id !== 'getMetrics') {
@@ -130,6 +131,20 @@ function createInflight() {
       await waiting.promise;
     },
   };
+}
+
+/** Connections that are kept alive outlast the listener: what comes on them while the server ends is refused. */
+function refuseWhileClosing(app: FastifyInstance): void {
+  let closing = false;
+  app.addHook('preClose', (done) => {
+    closing = true;
+    done();
+  });
+  app.addHook('onRequest', (_request, _reply, done) => {
+    done(
+      closing ? new PlatformError('unavailable', 'the server is shutting down', { retryAfterSeconds: 5 }) : undefined,
+    );
+  });
 }
 
 function registerErrors(app: FastifyInstance, operations: readonly Operation[], log: Log): void {

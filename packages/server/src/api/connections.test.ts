@@ -59,6 +59,28 @@ describe('connections', { timeout: 30_000 }, () => {
     await vi.waitUntil(() => received.split('HTTP/1.1 200').length === 3, { timeout: 10_000 });
   });
 
+  it('refuses what still arrives while the server ends, in the form of every error', async () => {
+    socket.write(createHead + chunk('{"templateID":'));
+    await vi.waitUntil(() => clock.pendingTimers === 1, { timeout: 10_000 });
+    const closed = front.app.close();
+    await vi.waitUntil(() => !front.app.server.listening, { timeout: 10_000 });
+    socket.write(chunk('"base"}') + chunk('') + head('GET /v2/sandboxes HTTP/1.1'));
+    await once(socket, 'close');
+    await closed;
+    const [, created, refused] = received.split('HTTP/1.1 ');
+    expect(created).toMatch(/^201 /);
+    expect(refused).toMatch(/^503 /);
+    expect(refused).toContain('retry-after: 5\r\n');
+    expect(refused).toContain('{"code":503,"message":"the server is shutting down"}');
+  });
+
+  it('lets go of the time limit of a body that is cut off', async () => {
+    socket.write(createHead + chunk('{"templateID":'));
+    await vi.waitUntil(() => clock.pendingTimers === 1, { timeout: 10_000 });
+    socket.destroy();
+    await vi.waitUntil(() => clock.pendingTimers === 0, { timeout: 5_000 });
+  });
+
   it('never limits the time of a whole request and keeps idle connections longer than any client', () => {
     expect(front.app.server.requestTimeout).toBe(0);
     expect(front.app.server.keepAliveTimeout).toBeGreaterThan(60_000);

@@ -14,9 +14,6 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     operation?: Operation;
   }
-  interface FastifyRequest {
-    bodyDeadline: Disposable | undefined;
-  }
 }
 
 export interface RouteDependencies {
@@ -38,7 +35,6 @@ interface Answer {
 
 /** Makes every operation of the document a route: key, then 501 or body, validation, handler, serialisation. */
 export function registerRoutes(app: FastifyInstance, deps: RouteDependencies): void {
-  app.decorateRequest('bodyDeadline', undefined);
   for (const operation of deps.operations) {
     app.route({
       method: operation.method,
@@ -60,13 +56,15 @@ export function registerRoutes(app: FastifyInstance, deps: RouteDependencies): v
 
 /** A body that trickles in would hold the request for ever: the listener has no time limit of its own. */
 function limitBodyTime(request: FastifyRequest, reply: FastifyReply, clock: Clock): void {
-  request.bodyDeadline = clock.timer(BODY_DEADLINE_MS, () => {
+  const deadline = clock.timer(BODY_DEADLINE_MS, () => {
     if (reply.sent) return;
     sendError(
       reply.header('connection', 'close'),
       new PlatformError('request_timeout', 'the body did not arrive in time'),
     );
   });
+  const stop = (): void => deadline[Symbol.dispose]();
+  request.raw.once('end', stop).once('close', stop);
 }
 
 function createHandler(operation: Operation, deps: RouteDependencies) {
@@ -83,7 +81,6 @@ function createHandler(operation: Operation, deps: RouteDependencies) {
   const checkBody = operation.body && validator.compile(operation.body.schema, 'body');
 
   return async (request: FastifyRequest, reply: FastifyReply): Promise<FastifyReply> => {
-    request.bodyDeadline?.[Symbol.dispose]();
     checkPath?.(request.params);
     const query = checkQuery === undefined ? {} : readQuery(operation.queryParameters, request.query);
     checkQuery?.(query);

@@ -45,14 +45,16 @@ export function toPlatformError(caught: unknown): PlatformError {
   return PlatformError.fromUnknown(caught);
 }
 
-/** Writes what happened at the level it deserves: our own faults as errors with their cause, the rest at debug. */
+/** Writes what happened at the level it deserves: our own faults as errors with their cause, refusals at debug. */
 export function logError(log: Log, error: PlatformError, route: string): void {
   const fields = { route, code: error.code, status: error.mapping.http, details: error.details };
-  if (error.mapping.http < 500 || error.code === 'not_implemented') {
-    log.debug(fields, error.message);
-  } else {
-    log.error({ ...fields, err: error.cause ?? error }, error.message);
-  }
+  if (isRefusal(error)) log.debug(fields, error.message);
+  else log.error({ ...fields, err: error.cause ?? error }, error.message);
+}
+
+/** A mistake of the client, something that is not built, or a server that says when to come back: nobody's fault here. */
+function isRefusal(error: PlatformError): boolean {
+  return error.mapping.http < 500 || error.code === 'not_implemented' || error.retryAfterSeconds !== undefined;
 }
 
 const PARSER_ERRORS: Readonly<Record<string, { code: ErrorCode; message: string }>> = {

@@ -1,0 +1,31 @@
+import { PlatformError } from '@agentenv/core';
+import { createRecordingLog } from '@agentenv/core/testing';
+import { describe, expect, it } from 'vitest';
+import { logError } from './errors.ts';
+
+describe('what is logged of an error', () => {
+  it.each([
+    new PlatformError('invalid_argument', 'timeout must be greater than 0'),
+    new PlatformError('capacity', 'no capacity on this host', { retryAfterSeconds: 5 }),
+    new PlatformError('not_implemented', 'not implemented: GET /volumes'),
+    new PlatformError('unavailable', 'the server is starting', { retryAfterSeconds: 1 }),
+  ])('a refusal is no fault: $message', (error) => {
+    const log = createRecordingLog();
+    logError(log, error, '/route');
+    expect(log.lines).toMatchObject([
+      { level: 'debug', message: error.message, fields: { route: '/route', code: error.code } },
+    ]);
+    expect(log.lines[0]?.fields).not.toHaveProperty('err');
+  });
+
+  it('a fault of ours is an error with its cause', () => {
+    const log = createRecordingLog();
+    const cause = new Error('the disk is on fire');
+    logError(log, new PlatformError('internal', 'internal error', { cause }), '/route');
+    logError(log, new PlatformError('unavailable', 'the ledger has stopped'), '/route');
+    expect(log.lines).toMatchObject([
+      { level: 'error', fields: { err: cause, status: 500 } },
+      { level: 'error', fields: { err: { code: 'unavailable' } } },
+    ]);
+  });
+});

@@ -85,12 +85,21 @@ export function toListFilter(query: OperationInput<'listSandboxes'>['query']): L
   return {
     states: query.state === undefined ? ['running', 'paused'] : [...new Set(query.state)],
     metadata: parseMetadataFilter(query.metadata),
-    startedAfter: query.startedAfter === undefined ? undefined : Date.parse(query.startedAfter),
+    startedAfter: query.startedAfter === undefined ? undefined : toStartedAfter(query.startedAfter),
     template,
     order: query.order ?? 'desc',
     limit: query.limit ?? 100,
     nextToken: query.nextToken,
   };
+}
+
+/** RFC 3339 has leap seconds and `Date` has none; a time that is not one would filter nothing. */
+function toStartedAfter(text: string): number {
+  const milliseconds = Date.parse(text);
+  if (Number.isNaN(milliseconds)) {
+    throw new PlatformError('invalid_argument', 'startedAfter must be a valid date-time');
+  }
+  return milliseconds;
 }
 
 /** The filter of the old list: every running sandbox in one answer. */

@@ -403,6 +403,7 @@ describe('lists', () => {
     ['order=up', 'order must be one of asc, desc'],
     ['state=pausing', 'state.0 must be one of running, paused'],
     ['startedAfter=yesterday', 'startedAfter must be a valid date-time'],
+    ['startedAfter=2016-12-31T23%3A59%3A60Z', 'startedAfter must be a valid date-time'],
     ['template=base%3Av1', 'template must be an id or a name without a tag'],
     ['nextToken=', 'invalid next token'],
     ['nextToken=bm9uc2Vuc2U', 'invalid next token'],

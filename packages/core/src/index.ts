@@ -19,4 +19,5 @@ export * from './rng.ts';
 export * from './sandbox.ts';
 export * from './state-machine.ts';
 export * from './template-reference.ts';
+export * from './text.ts';
 export * from './undo-stack.ts';

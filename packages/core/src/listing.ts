@@ -1,5 +1,11 @@
 import { matchesMetadata } from './metadata-filter.ts';
-import { decodePageToken, encodePageToken, type ListOrder, type PagePosition } from './page-token.ts';
+import {
+  compareNewestFirst,
+  decodePageToken,
+  encodePageToken,
+  type ListOrder,
+  type PagePosition,
+} from './page-token.ts';
 import type { SandboxRecord } from './sandbox.ts';
 import { type VisibleState, visibleState } from './state-machine.ts';
 
@@ -41,12 +47,6 @@ export interface SandboxIndex {
   page(query: SandboxQuery): SandboxPage;
 }
 
-/** Negative when `left` comes before `right` in descending order. */
-function compareDescending(left: PagePosition, right: PagePosition): number {
-  if (left.startedAt !== right.startedAt) return right.startedAt - left.startedAt;
-  return left.id < right.id ? -1 : left.id > right.id ? 1 : 0;
-}
-
 export function createSandboxIndex(): SandboxIndex {
   const byId = new Map<string, SandboxRecord>();
   /** In ascending order, so that a new sandbox is appended. */
@@ -64,7 +64,7 @@ export function createSandboxIndex(): SandboxIndex {
     while (low < high) {
       const middle = (low + high) >>> 1;
       const record = ascending[middle];
-      if (record !== undefined && compareDescending(record, position) > 0) low = middle + 1;
+      if (record !== undefined && compareNewestFirst(record, position) > 0) low = middle + 1;
       else high = middle;
     }
     return low;

@@ -5,9 +5,15 @@ export type ListOrder = 'asc' | 'desc';
 
 /** The last item of a page: where the next one goes on. */
 export interface PagePosition {
-  /** Milliseconds since the epoch. */
+  /** When it began to exist, milliseconds since the epoch. */
   readonly startedAt: number;
   readonly id: string;
+}
+
+/** Order of every list unless asked otherwise: newest first, ids ascending on ties (contract e2b.md 6.2). */
+export function compareNewestFirst(left: PagePosition, right: PagePosition): number {
+  if (left.startedAt !== right.startedAt) return right.startedAt - left.startedAt;
+  return left.id < right.id ? -1 : Number(left.id > right.id);
 }
 
 const RFC3339 = /^(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})(?:\.(\d{1,9}))?Z$/;

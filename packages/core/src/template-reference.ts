@@ -1,5 +1,6 @@
 import { PlatformError } from './errors.ts';
 import { isUuid } from './ids.ts';
+import { shorten } from './text.ts';
 
 /** A template name as a client wrote it, taken apart: `[namespace/]alias[:tag]`. */
 export interface TemplateReference {
@@ -18,7 +19,7 @@ const IDENTIFIER = /^[a-z0-9_-]+$/;
 const TAG = /^[a-z0-9_.-]+$/;
 
 function malformed(text: string, why: string): PlatformError {
-  const shown = text.length > TEMPLATE_NAME_MAX ? `${text.slice(0, TEMPLATE_NAME_MAX)}…` : text;
+  const shown = shorten(text, TEMPLATE_NAME_MAX);
   return new PlatformError('invalid_argument', `invalid template reference '${shown}': ${why}`);
 }
 

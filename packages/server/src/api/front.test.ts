@@ -188,7 +188,7 @@ describe('templates', () => {
 
   it('pages the v2 list', async () => {
     const templates = [1, 2, 3].map((number) => ({
-      id: `t${number}`,
+      id: `i0000000000000000000${number}`,
       buildId: '019b76da-a800-7000-8000-00000000000b',
       names: [],
       vcpus: 1,
@@ -203,9 +203,14 @@ describe('templates', () => {
     await using many = await createTestApp({ templates });
     const get = (url: string) => many.app.inject({ method: 'GET', url, headers: { 'x-api-key': TEST_API_KEY } });
     const first = await get('/v2/templates?limit=2');
-    expect(first.json().map((template: { templateID: string }) => template.templateID)).toEqual(['t3', 't1']);
+    expect(first.json().map((template: { templateID: string }) => template.templateID)).toEqual([
+      'i00000000000000000003',
+      'i00000000000000000001',
+    ]);
     const second = await get(`/v2/templates?limit=2&nextToken=${first.headers['x-next-token']}`);
-    expect(second.json().map((template: { templateID: string }) => template.templateID)).toEqual(['t2']);
+    expect(second.json().map((template: { templateID: string }) => template.templateID)).toEqual([
+      'i00000000000000000002',
+    ]);
     expect(second.headers).not.toHaveProperty('x-next-token');
     expect((await get('/v2/templates?nextToken=nonsense')).json()).toEqual({
       code: 400,

@@ -1,4 +1,4 @@
-import { PlatformError } from '@agentenv/core';
+import { PlatformError, shorten } from '@agentenv/core';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Operation } from './document.ts';
 
@@ -18,7 +18,7 @@ export function createNotFound(operations: readonly Operation[]) {
   const known = knownPaths(operations);
   return (request: FastifyRequest, reply: FastifyReply): PlatformError => {
     const path = request.url.split('?', 1)[0] ?? '';
-    const shown = path.length > MAX_SHOWN_PATH ? `${path.slice(0, MAX_SHOWN_PATH)}…` : path;
+    const shown = shorten(path, MAX_SHOWN_PATH);
     const match = known.find(({ pattern }) => pattern.test(path));
     if (match === undefined) return new PlatformError('not_found', `no route for ${request.method} ${shown}`);
     reply.header('allow', match.allow);

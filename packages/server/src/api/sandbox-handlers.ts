@@ -1,6 +1,8 @@
 import { MINIMUM_REFRESH_SECONDS, type SandboxRecord } from '@agentenv/core';
+import { HEADERS } from '@agentenv/protocol';
 import type { Orchestrator } from '../orchestrator/orchestrator.ts';
 import type { Handlers } from './operations.ts';
+import { nextPageHeader } from './pages.ts';
 import { type AnswerContext, toListedSandbox, toSandbox, toSandboxDetail } from './sandbox-replies.ts';
 import {
   checkTimeout,
@@ -45,7 +47,7 @@ export function createSandboxHandlers({ orchestrator, timeouts, domain }: Sandbo
     return {
       status: 201 as const,
       body: toSandbox(record, context),
-      headers: { 'x-agentenv-sandbox-id': record.id },
+      headers: { [HEADERS.agentenvSandboxId]: record.id },
     };
   };
 
@@ -73,8 +75,8 @@ export function createSandboxHandlers({ orchestrator, timeouts, domain }: Sandbo
         status: 200,
         body: page.sandboxes.map(toListedSandbox),
         headers: {
-          ...(page.nextToken === undefined ? {} : { 'x-next-token': page.nextToken }),
-          ...(filter.states.includes('running') ? { 'x-total-running': String(page.totalRunning) } : {}),
+          ...nextPageHeader(page.nextToken),
+          ...(filter.states.includes('running') ? { [HEADERS.totalRunning]: String(page.totalRunning) } : {}),
         },
       };
     },

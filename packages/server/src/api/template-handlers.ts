@@ -1,4 +1,4 @@
-import { PlatformError } from '@agentenv/core';
+import { type PagePosition, PlatformError, shorten, TEMPLATE_NAME_MAX } from '@agentenv/core';
 import type { components } from '@agentenv/protocol/control-plane';
 import type { TemplateRecord } from '@agentenv/storage';
 import type { Handlers } from './operations.ts';
@@ -20,8 +20,8 @@ type TemplateHandlers = Pick<Handlers, 'listTemplates' | 'listTemplatesV2' | 'ge
 export function createTemplateHandlers(templates: TemplateReader): TemplateHandlers {
   const find = (reference: string): TemplateRecord => {
     const template = templates.find(reference);
-    if (template === undefined) throw new PlatformError('not_found', `template '${shorten(reference)}' not found`);
-    return template;
+    if (template !== undefined) return template;
+    throw new PlatformError('not_found', `template '${shorten(reference, TEMPLATE_NAME_MAX)}' not found`);
   };
   const page = (limit: number, nextToken: string | undefined) => {
     const { items, nextToken: next } = paginate(templates.list(), position, { limit, nextToken });
@@ -47,8 +47,8 @@ export function createTemplateHandlers(templates: TemplateReader): TemplateHandl
   };
 }
 
-function position(template: TemplateRecord): { readonly createdAt: number; readonly id: string } {
-  return { createdAt: template.createdAt, id: template.id };
+function position({ createdAt, id }: TemplateRecord): PagePosition {
+  return { startedAt: createdAt, id };
 }
 
 function toTemplate(template: TemplateRecord): Template {
@@ -99,8 +99,4 @@ function toTemplateWithBuilds(template: TemplateRecord, builds: readonly Templat
 
 function time(milliseconds: number): string {
   return new Date(milliseconds).toISOString();
-}
-
-function shorten(text: string): string {
-  return text.length <= 128 ? text : `${text.slice(0, 128)}…`;
 }

@@ -1,4 +1,4 @@
-import { PlatformError } from '@agentenv/core';
+import { PlatformError, shorten } from '@agentenv/core';
 import { Ajv2020, type ErrorObject } from 'ajv/dist/2020.js';
 import formats from 'ajv-formats';
 import type { Schema } from './document.ts';
@@ -66,9 +66,11 @@ function isEmptyLeaf(value: unknown): boolean {
 function refuse(error: ErrorObject, part: RequestPart): PlatformError {
   const at = error.instancePath.split('/').slice(1).map(unescapePointer).join('.');
   if (error.keyword === 'x-unsupported' || error.keyword === 'x-supported-values') {
-    return new PlatformError('unsupported_field', shorten(`not supported: ${at}`), { details: { field: at } });
+    return new PlatformError('unsupported_field', shorten(`not supported: ${at}`, MAX_MESSAGE), {
+      details: { field: at },
+    });
   }
-  return new PlatformError('invalid_argument', shorten(describe(error, at, part)));
+  return new PlatformError('invalid_argument', shorten(describe(error, at, part), MAX_MESSAGE));
 }
 
 function describe(error: ErrorObject, at: string, part: RequestPart): string {
@@ -98,8 +100,4 @@ function describe(error: ErrorObject, at: string, part: RequestPart): string {
 
 function unescapePointer(segment: string): string {
   return segment.replaceAll('~1', '/').replaceAll('~0', '~');
-}
-
-function shorten(message: string): string {
-  return message.length <= MAX_MESSAGE ? message : `${message.slice(0, MAX_MESSAGE)}…`;
 }

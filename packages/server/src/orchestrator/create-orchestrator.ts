@@ -13,6 +13,7 @@ import {
   type SandboxOperation,
   type SandboxRecord,
   type SandboxState,
+  shorten,
   type UuidSource,
 } from '@agentenv/core';
 import type { EnvdOptions, EnvdService } from '@agentenv/envd';
@@ -74,10 +75,8 @@ const killedError = (): PlatformError => new PlatformError('killed', 'sandbox wa
 const shuttingDown = (): PlatformError =>
   new PlatformError('unavailable', 'the server is shutting down', { retryAfterSeconds: 5 });
 
-function notFound(id: string): PlatformError {
-  const shown = id.length > 64 ? `${id.slice(0, 64)}…` : id;
-  return new PlatformError('not_found', `sandbox '${shown}' not found`);
-}
+const notFound = (id: string): PlatformError =>
+  new PlatformError('not_found', `sandbox '${shorten(id, 64)}' not found`);
 
 /**
  * Starts the orchestrator of this host: cleans up after a former server first, then accepts operations. Rejects when the
@@ -297,9 +296,10 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     kill,
     target(id) {
       const entry = table.get(id);
-      if (entry?.generation === undefined || entry.record.state !== 'running') return { kind: 'not-found' };
-      const { envd, sockets } = entry.generation;
-      return { kind: 'ready', record: entry.record, envd, sockets };
+      if (entry === undefined || entry.record.state === 'killing') return { kind: 'not-found' };
+      const { record, generation } = entry;
+      if (generation === undefined || record.state !== 'running') return { kind: 'not-proxyable' };
+      return { kind: 'ready', record, envd: generation.envd, sockets: generation.sockets };
     },
     findByAccessToken: (token) => table.findByAccessToken(token)?.record.id,
     accessToken,

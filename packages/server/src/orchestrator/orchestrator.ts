@@ -40,8 +40,10 @@ export type DataPlaneTarget =
       readonly envd: EnvdService;
       readonly sockets: SocketGroup;
     }
-  /** Unknown, killed, or not running. */
-  | { readonly kind: 'not-found' };
+  /** Unknown or killed. */
+  | { readonly kind: 'not-found' }
+  /** Known, but not in a state that takes requests. */
+  | { readonly kind: 'not-proxyable' };
 
 /** Client sockets that belong to one generation; destroyed (reset) when it ends, after `/health` already answers 502. */
 export interface SocketGroup {

@@ -1,17 +1,14 @@
-import { timingSafeEqual } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
-import { PlatformError, type SandboxRecord } from '@agentenv/core';
+import type { SandboxRecord } from '@agentenv/core';
 import { ENVD_PORT, HEADERS } from '@agentenv/protocol';
 import type { HttpMetrics, RouteSource } from '../observability/metrics.ts';
 import type { DataPlaneTarget, Orchestrator, SocketGroup } from '../orchestrator/orchestrator.ts';
+import { equalsSecret } from '../secrets/equality.ts';
 import { answerTo, type DataPlaneProblem, writeAnswer } from './answers.ts';
 import { createRouting, type Routing } from './routing.ts';
 
 export interface DataPlaneDependencies {
-  readonly orchestrator: Pick<
-    Orchestrator,
-    'get' | 'target' | 'findByAccessToken' | 'accessToken' | 'trafficAccessToken'
-  >;
+  readonly orchestrator: Pick<Orchestrator, 'target' | 'findByAccessToken' | 'accessToken' | 'trafficAccessToken'>;
   /** Domains whose names `{port}-{sandboxID}.{domain}` lead to sandboxes. */
   readonly domains: readonly string[];
   readonly metrics: HttpMetrics;
@@ -34,9 +31,7 @@ export function createDataPlane({ orchestrator, domains, metrics }: DataPlaneDep
   /** What stands between the request and the sandbox, or the sandbox. */
   const admit = (request: IncomingMessage, routing: SandboxRouting): DataPlaneProblem | ReadyTarget => {
     const target = orchestrator.target(routing.sandboxId);
-    if (target.kind === 'not-found') {
-      return { kind: exists(orchestrator, routing.sandboxId) ? 'not-proxyable' : 'not-found' };
-    }
+    if (target.kind !== 'ready') return target;
     if (!isAuthorized(request, routing, target.record)) return { kind: 'unauthorized' };
     if (routing.port !== ENVD_PORT) return { kind: 'ingress-not-built', port: routing.port };
     if (isReserved(routing.url)) return { kind: 'reserved-path' };
@@ -47,11 +42,11 @@ export function createDataPlane({ orchestrator, domains, metrics }: DataPlaneDep
   const isAuthorized = (request: IncomingMessage, { family, port }: SandboxRouting, record: SandboxRecord): boolean => {
     if (port === ENVD_PORT) {
       const token = orchestrator.accessToken(record);
-      return family === 'e2b' || token === undefined || equals(request.headers[HEADERS.accessToken], token);
+      return family === 'e2b' || token === undefined || equalsSecret(request.headers[HEADERS.accessToken], token);
     }
     if (record.network.allowPublicTraffic) return true;
     const token = orchestrator.trafficAccessToken(record);
-    return token !== undefined && equals(request.headers[HEADERS.trafficAccessToken], token);
+    return token !== undefined && equalsSecret(request.headers[HEADERS.trafficAccessToken], token);
   };
 
   return (request, response) => {
@@ -108,24 +103,7 @@ function measure(request: IncomingMessage, response: ServerResponse, source: Rou
   });
 }
 
-function exists(orchestrator: Pick<Orchestrator, 'get'>, id: string): boolean {
-  try {
-    orchestrator.get(id);
-    return true;
-  } catch (error) {
-    if (error instanceof PlatformError && error.code === 'not_found') return false;
-    throw error;
-  }
-}
-
 function isReserved(url: string): boolean {
   const path = url.split('?', 1)[0] ?? '';
   return RESERVED_PATHS.has(`/${path.split('/').filter(Boolean).join('/')}`);
-}
-
-function equals(given: string | string[] | undefined, expected: string): boolean {
-  if (typeof given !== 'string') return false;
-  const left = Buffer.from(given);
-  const right = Buffer.from(expected);
-  return left.length === right.length && timingSafeEqual(left, right);
 }

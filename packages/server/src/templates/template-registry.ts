@@ -8,6 +8,8 @@ import {
   parseTemplateReference,
   type Resources,
   type Rng,
+  shorten,
+  TEMPLATE_NAME_MAX,
   type TemplateReference,
   type UuidSource,
 } from '@agentenv/core';
@@ -88,10 +90,6 @@ interface Entry {
   record: TemplateRecord | undefined;
   preparing: Promise<ReadyTemplate> | undefined;
   failedAt: number | undefined;
-}
-
-function shown(text: string): string {
-  return text.length > 128 ? `${text.slice(0, 128)}…` : text;
 }
 
 export function createTemplateRegistry(deps: TemplateRegistryDependencies): TemplateRegistry {
@@ -214,7 +212,9 @@ export function createTemplateRegistry(deps: TemplateRegistryDependencies): Temp
     async resolve(reference) {
       const parsed = parseTemplateReference(reference);
       const entry = locate(parsed);
-      if (entry === undefined) throw new PlatformError('not_found', `template '${shown(reference)}' not found`);
+      if (entry === undefined) {
+        throw new PlatformError('not_found', `template '${shorten(reference, TEMPLATE_NAME_MAX)}' not found`);
+      }
       if (parsed.tag !== undefined && parsed.tag !== DEFAULT_TAG) {
         throw new PlatformError('not_found', `tag '${parsed.tag}' does not exist for template '${entry.source.name}'`);
       }

@@ -15,7 +15,7 @@ export interface MemoryOrchestrator extends Orchestrator {
   clear(): void;
   /** Replaces or adds a record. */
   put(record: SandboxRecord): void;
-  /** What `target` answers for an id; `not-found` unless set. */
+  /** What `target` answers for an id; unless set, that nothing runs there. */
   setTarget(id: string, target: DataPlaneTarget): void;
 }
 
@@ -87,7 +87,7 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
       index.delete(get(id).id);
       targets.delete(id);
     },
-    target: (id) => targets.get(id) ?? { kind: 'not-found' },
+    target: (id) => targets.get(id) ?? { kind: index.get(id) === undefined ? 'not-found' : 'not-proxyable' },
     findByAccessToken: (token) =>
       index.all().find(({ id, secure }) => secure && deriveAccessToken(SEED, id) === token)?.id,
     accessToken: (sandbox) => (sandbox.secure ? deriveAccessToken(SEED, sandbox.id) : undefined),

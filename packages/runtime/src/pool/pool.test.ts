@@ -49,6 +49,7 @@ function world(
     concurrency: 1,
     demandWindowMs: 60_000,
     retryMs: 100,
+    settleMs: 0,
     create,
     clock,
     log: SILENT_LOG,
@@ -120,6 +121,20 @@ describe('pool', () => {
     expect(pool.status()).toEqual({ ready: 3, target: 3, hits: 2, misses: 1 });
   });
 
+  test('waits until callers are quiet before it makes anything', async () => {
+    const { pool, clock, started } = world({ settleMs: 500 });
+    await clock.advance(0);
+    expect(started()).toBe(2);
+    const foreground = pool.foreground();
+    pool.claim();
+    await clock.advance(400);
+    foreground[Symbol.dispose]();
+    await clock.advance(499);
+    expect(started()).toBe(2);
+    await clock.advance(1);
+    expect(started()).toBe(3);
+  });
+
   test('releases and replaces an entry that is lost while it waits', async () => {
     const { pool, clock, entries, released } = world({ low: 1 });
     await clock.advance(0);
@@ -147,6 +162,7 @@ describe('pool', () => {
     expect(started()).toBe(1);
     await clock.advance(1);
     expect(started()).toBe(2);
+    pool.claim();
     await clock.advance(199);
     expect(started()).toBe(2);
     await clock.advance(1);

@@ -16,6 +16,8 @@ export interface PoolOptions<T extends PoolEntry> {
   readonly demandWindowMs: number;
   /** Pause after a failed refill, doubled up to 32 times with every further failure. Milliseconds. */
   readonly retryMs: number;
+  /** Time without a claim or foreground request before anything is made: a caller's next request comes first. Milliseconds. */
+  readonly settleMs: number;
   readonly create: (signal: AbortSignal) => Promise<T>;
   readonly clock: Clock;
   readonly log: Log;
@@ -57,6 +59,7 @@ export function createPool<T extends PoolEntry>(options: PoolOptions<T>): Pool<T
   let foregrounds = 0;
   let making = 0;
   let suspended = false;
+  let quietUntil = Number.NEGATIVE_INFINITY;
   let timer: Disposable | undefined;
   let timerDue = Number.POSITIVE_INFINITY;
 
@@ -116,7 +119,9 @@ export function createPool<T extends PoolEntry>(options: PoolOptions<T>): Pool<T
       if (stopping.signal.aborted) return;
       const error = PlatformError.fromUnknown(caught);
       log.warn({ error, failures }, 'a pool entry could not be made');
-      wakeIn(options.retryMs * 2 ** Math.min(failures++, MAX_BACKOFF_STEPS));
+      const pause = options.retryMs * 2 ** Math.min(failures++, MAX_BACKOFF_STEPS);
+      quietUntil = Math.max(quietUntil, clock.monotonic() + pause);
+      wakeIn(pause);
     } finally {
       making--;
       if (failures === 0) settle();
@@ -137,7 +142,12 @@ export function createPool<T extends PoolEntry>(options: PoolOptions<T>): Pool<T
     shrink(wanted);
     const [oldest] = claims;
     if (oldest !== undefined) wakeIn(oldest + options.demandWindowMs - clock.monotonic());
-    if (foregrounds > 0) return;
+    if (foregrounds > 0 || ready.length + making >= wanted) return;
+    const quietIn = quietUntil - clock.monotonic();
+    if (quietIn > 0) {
+      wakeIn(quietIn);
+      return;
+    }
     while (making < options.concurrency && ready.length + making < wanted) track(make());
   }
 
@@ -146,6 +156,7 @@ export function createPool<T extends PoolEntry>(options: PoolOptions<T>): Pool<T
   return {
     claim() {
       claims.push(clock.monotonic());
+      quietUntil = clock.monotonic() + options.settleMs;
       if (claims.length > high) claims.shift();
       const entry = ready.shift();
       if (entry === undefined) misses++;
@@ -161,6 +172,7 @@ export function createPool<T extends PoolEntry>(options: PoolOptions<T>): Pool<T
           if (!held) return;
           held = false;
           foregrounds--;
+          quietUntil = clock.monotonic() + options.settleMs;
           if (foregrounds === 0) settle();
         },
       };

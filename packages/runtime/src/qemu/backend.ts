@@ -30,6 +30,8 @@ const CGROUP_ROOT = '/sys/fs/cgroup';
 const SWEEP_MS = 30_000;
 const POOL_RETRY_MS = 1_000;
 const POOL_DEMAND_WINDOW_MS = 60_000;
+/** A create is followed by its first command within this time; making a guest meanwhile would slow both. */
+const POOL_SETTLE_MS = 500;
 /** Engines started at the same time for waiting callers, per core: more only delays the first of them. */
 const STARTS_PER_CORE = 2;
 
@@ -252,6 +254,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
         concurrency: 1,
         demandWindowMs: POOL_DEMAND_WINDOW_MS,
         retryMs: POOL_RETRY_MS,
+        settleMs: POOL_SETTLE_MS,
         clock,
         log,
         async create(signal) {

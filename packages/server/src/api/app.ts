@@ -71,6 +71,8 @@ export async function createApp(deps: AppDependencies): Promise<ControlPlane> {
     methods: ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE'],
     exposedHeaders: [HEADERS.nextToken, HEADERS.totalRunning, HEADERS.retryAfter],
     maxAge: 7200,
+    // OPTIONS of somebody who is no browser is answered too.
+    strictPreflight: false,
   });
   registerBodyParser(app, operationOf);
   refuseWhileClosing(app);

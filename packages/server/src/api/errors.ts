@@ -12,11 +12,15 @@ export function errorBody(error: PlatformError): ErrorBody {
   return { code: http, message: error.message, ...(errorCode === undefined ? {} : { error_code: errorCode }) };
 }
 
+/** `Retry-After` of a refusal for a while that does not know better, seconds. */
+const DEFAULT_RETRY_AFTER_SECONDS = 5;
+const REFUSALS_FOR_A_WHILE: ReadonlySet<ErrorCode> = new Set(['capacity', 'unavailable']);
+
 /** Answers with `error` and its headers. */
 export function sendError(reply: FastifyReply, error: PlatformError): FastifyReply {
-  if (error.retryAfterSeconds !== undefined) {
-    reply.header('retry-after', String(Math.max(1, Math.ceil(error.retryAfterSeconds))));
-  }
+  const fallback = REFUSALS_FOR_A_WHILE.has(error.code) ? DEFAULT_RETRY_AFTER_SECONDS : undefined;
+  const wait = error.retryAfterSeconds ?? fallback;
+  if (wait !== undefined) reply.header('retry-after', String(Math.max(1, Math.ceil(wait))));
   return reply.code(error.mapping.http).type('application/json; charset=utf-8').send(errorBody(error));
 }
 

@@ -1,4 +1,4 @@
-import type { SandboxId } from '@agentenv/core';
+import { PlatformError, type SandboxId } from '@agentenv/core';
 import { sandboxRecord } from '@agentenv/core/testing';
 import type { HTTPMethods } from 'fastify';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
@@ -237,6 +237,22 @@ describe('headers', () => {
     expect(response.statusCode).toBe(204);
     expect(response.headers['access-control-allow-headers']).toBe('x-api-key');
     expect(response.headers['access-control-allow-methods']).toContain('DELETE');
+  });
+
+  it('answers OPTIONS of a client that asks for nothing in particular', async () => {
+    for (const headers of [{}, { origin: 'https://app.test' }] as Record<string, string>[]) {
+      const response = await call('OPTIONS', '/v2/sandboxes', headers);
+      expect(response.statusCode).toBe(204);
+      expect(response.headers['access-control-allow-origin']).toBe('*');
+    }
+  });
+
+  it.each(['unavailable', 'capacity'] as const)('says when to come back with every %s', async (code) => {
+    front.orchestrator.put(sandboxRecord({ id: 'iaaaaaaaaaaaaaaaaaaaa' as SandboxId }));
+    front.orchestrator.failNext(new PlatformError(code, 'not now'));
+    const response = await call('DELETE', '/sandboxes/iaaaaaaaaaaaaaaaaaaaa');
+    expect(response.json()).toMatchObject({ code: response.statusCode, message: 'not now' });
+    expect(response.headers['retry-after']).toBe('5');
   });
 
   it('gives every request an id of its own or the one the client chose', async () => {

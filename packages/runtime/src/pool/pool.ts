@@ -69,6 +69,11 @@ export function createPool<T extends PoolEntry>(options: PoolOptions<T>): Pool<T
     return Math.max(low, Math.min(high, claims.length));
   }
 
+  /** Nothing is started within this time from now. */
+  function keepQuiet(milliseconds: number): void {
+    quietUntil = Math.max(quietUntil, clock.monotonic() + milliseconds);
+  }
+
   function wakeIn(milliseconds: number): void {
     const due = clock.monotonic() + milliseconds;
     if (stopping.signal.aborted || due >= timerDue) return;
@@ -120,7 +125,7 @@ export function createPool<T extends PoolEntry>(options: PoolOptions<T>): Pool<T
       const error = PlatformError.fromUnknown(caught);
       log.warn({ error, failures }, 'a pool entry could not be made');
       const pause = options.retryMs * 2 ** Math.min(failures++, MAX_BACKOFF_STEPS);
-      quietUntil = Math.max(quietUntil, clock.monotonic() + pause);
+      keepQuiet(pause);
       wakeIn(pause);
     } finally {
       making--;
@@ -156,7 +161,7 @@ export function createPool<T extends PoolEntry>(options: PoolOptions<T>): Pool<T
   return {
     claim() {
       claims.push(clock.monotonic());
-      quietUntil = clock.monotonic() + options.settleMs;
+      keepQuiet(options.settleMs);
       if (claims.length > high) claims.shift();
       const entry = ready.shift();
       if (entry === undefined) misses++;
@@ -172,7 +177,7 @@ export function createPool<T extends PoolEntry>(options: PoolOptions<T>): Pool<T
           if (!held) return;
           held = false;
           foregrounds--;
-          quietUntil = clock.monotonic() + options.settleMs;
+          keepQuiet(options.settleMs);
           if (foregrounds === 0) settle();
         },
       };

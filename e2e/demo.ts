@@ -25,8 +25,8 @@ async function step<T>(name: string, run: () => Promise<T>, show: (value: T) => 
   return value;
 }
 
-/** The server as a child of the demo, on its own port, key, home and runtime directory. */
-async function startServer() {
+/** The server as a child of the demo, on its own port, key, home and runtime directory; an abort ends it again. */
+async function startServer(signal: AbortSignal) {
   const port = await freePort();
   const url = `http://127.0.0.1:${port}`;
   const apiKey = `e2b_${randomBytes(20).toString('hex')}`;
@@ -60,7 +60,9 @@ async function startServer() {
   try {
     await waitUntil(
       async () => {
-        if (child.exitCode !== null) throw new Error(`the server exited with ${child.exitCode}:\n${output}`);
+        signal.throwIfAborted();
+        const end = child.exitCode ?? child.signalCode;
+        if (end !== null) throw new Error(`the server ended with ${end}:\n${output}`);
         return (await fetch(`${url}/health`).catch(() => undefined))?.status === 204;
       },
       { timeout: 180_000, what: () => `the server to answer:\n${output}` },
@@ -79,11 +81,15 @@ async function main(): Promise<void> {
     return;
   }
   const start = performance.now();
-  const server = await step('start the server', startServer, ({ url }) => url);
   const interrupted = new AbortController();
   for (const signal of ['SIGINT', 'SIGTERM'] as const) {
     process.once(signal, () => interrupted.abort(new Error(`interrupted by ${signal}`)));
   }
+  const server = await step(
+    'start the server',
+    () => startServer(interrupted.signal),
+    ({ url }) => url,
+  );
   const aborted = once(interrupted.signal, 'abort').then(() => {
     throw interrupted.signal.reason;
   });

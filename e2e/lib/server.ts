@@ -118,8 +118,8 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
     }
     await waitUntil(
       async () => {
-        if (child.exitCode !== null)
-          throw new Error(`the server exited with ${child.exitCode}:\n${output.slice(-4000)}`);
+        const end = child.exitCode ?? child.signalCode;
+        if (end !== null) throw new Error(`the server ended with ${end}:\n${output.slice(-4000)}`);
         const response = await fetch(`${url}/health`).catch(() => undefined);
         return response?.status === 204;
       },

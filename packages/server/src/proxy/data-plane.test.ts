@@ -1,9 +1,12 @@
 import { once } from 'node:events';
 import { Agent, type IncomingMessage, request, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
+import { pipeline, Readable } from 'node:stream';
+import { setImmediate } from 'node:timers/promises';
+import { createGzip } from 'node:zlib';
 import type { SandboxId, SandboxRecord } from '@agentenv/core';
 import { sandboxRecord } from '@agentenv/core/testing';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { afterAll, beforeAll, beforeEach, describe, expect, it, onTestFinished } from 'vitest';
 import type { SocketGroup } from '../orchestrator/orchestrator.ts';
 import { createTestApp, TEST_API_KEY, type TestApp } from '../testing/app.ts';
 
@@ -89,6 +92,26 @@ describe('requests for a sandbox', () => {
     const gone = await send('/health', { 'x-access-token': 'of-a-sandbox-that-was-killed' });
     expect(gone.status).toBe(502);
     expect(JSON.parse(gone.body)).toEqual({ sandboxId: '', message: 'The sandbox was not found', code: 502 });
+  });
+
+  it('may be answered by a pipeline whose every stage watches for the end, without a warning of a leak', async () => {
+    const warnings: Error[] = [];
+    const onWarning = (warning: Error): void => {
+      warnings.push(warning);
+    };
+    process.on('warning', onWarning);
+    onTestFinished(() => {
+      process.off('warning', onWarning);
+    });
+    run(sandboxRecord({ id: ID }), (_request, response) => {
+      // What the guest API itself watches for while it sends a compressed file.
+      for (let watcher = 0; watcher < 4; watcher++) response.once('close', () => {});
+      pipeline(Readable.from(['whole']), createGzip(), response, () => {});
+    });
+    expect((await send('/files?path=a', E2B)).status).toBe(200);
+    // Warnings come in a later turn.
+    await setImmediate();
+    expect(warnings).toEqual([]);
   });
 
   it('leave the control plane alone', async () => {

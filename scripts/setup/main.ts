@@ -11,6 +11,7 @@ import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { createSetupContext } from '../lib/context.ts';
 import { repositoryPaths } from '../lib/paths.ts';
+import { fetchLists } from './apt/lists.ts';
 import { writeIndex } from './index-file.ts';
 import { createConsoleReporter, seconds } from './reporter.ts';
 import { earlierResults, runStep, runSteps } from './runner.ts';
@@ -65,6 +66,7 @@ async function main(): Promise<void> {
     return;
   }
   if (values.refresh) {
+    await fetchLists(context);
     for (const name of REFRESHABLE) await rm(join(paths.stamps, `${name}.json`), { force: true });
   }
   const results = await runSteps(steps, context, reporter, async (step) =>

@@ -7,7 +7,7 @@ import type { SetupContext, SetupStep, StepResult } from '../step.ts';
 import { DPKG_OPTIONS, PACKAGES, RELEASE, USER } from './recipe.ts';
 
 /** Raise it when the same packages have to be installed anew. */
-const RECIPE = 1;
+const RECIPE = 2;
 /** Name in the image, removed when the image is made: the dates of the package lists it was built from. */
 export const DATES_FILE = 'aenv-package-list-dates';
 
@@ -64,10 +64,12 @@ async function bootstrap(context: SetupContext): Promise<StepResult> {
     input: Buffer.from(sources.map((line) => `${line}\n`).join('')),
     timeoutMs: 1_800_000,
   });
+  // Two trees with the same packages are the same tree; the image is made anew only for others.
+  const packages = await context.run('tar', ['-x', '-O', '-f', archive, './var/lib/dpkg/status']);
   const file = `debian-${RELEASE}.tar`;
   await rename(archive, join(context.paths.artifacts, file));
   const { size } = await stat(join(context.paths.artifacts, file));
-  return { files: { [file]: size }, facts: { debianFile: file } };
+  return { files: { [file]: size }, facts: { debianFile: file, packagesDigest: sha256(packages) } };
 }
 
 /** mmdebstrap does not read this machine's apt configuration; the proxies in it are needed there too. */

@@ -73,4 +73,13 @@ describe('the runtime directory', () => {
     await second[Symbol.asyncDispose]();
     expect(await readdir(directory)).toEqual(['full']);
   });
+
+  it('may have been removed by somebody else', async () => {
+    const directory = join(scratch, 'runtime');
+    const claim = await claimRuntime(directory);
+    await rm(directory, { recursive: true });
+    await claim[Symbol.asyncDispose]();
+    await using stack = new AsyncDisposableStack();
+    stack.use(await claimRuntime(directory));
+  });
 });

@@ -1,4 +1,5 @@
 import { once } from 'node:events';
+import type { Dirent } from 'node:fs';
 import { chmod, mkdir, readdir, rmdir, stat } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
@@ -48,7 +49,7 @@ export async function claimRuntime(directory: string): Promise<AsyncDisposable> 
   server.unref();
   return {
     async [Symbol.asyncDispose]() {
-      for (const entry of await readdir(directory, { withFileTypes: true })) {
+      for (const entry of await entriesOf(directory)) {
         if (entry.isDirectory()) await removeEmpty(join(directory, entry.name));
       }
       await removeEmpty(directory);
@@ -58,13 +59,21 @@ export async function claimRuntime(directory: string): Promise<AsyncDisposable> 
   };
 }
 
+/** What is in the directory; nothing when somebody has removed it. */
+async function entriesOf(directory: string): Promise<readonly Dirent[]> {
+  return readdir(directory, { withFileTypes: true }).catch((error: NodeJS.ErrnoException) => {
+    if (error.code === 'ENOENT') return [];
+    throw error;
+  });
+}
+
 /** Whatever is in it belongs to somebody else, or is left for the next start to clean up. */
 async function removeEmpty(directory: string): Promise<void> {
   try {
     await rmdir(directory);
   } catch (error) {
     const { code } = error as NodeJS.ErrnoException;
-    if (code !== 'ENOTEMPTY' && code !== 'EBUSY') throw error;
+    if (code !== 'ENOTEMPTY' && code !== 'EBUSY' && code !== 'ENOENT') throw error;
   }
 }
 

@@ -128,7 +128,12 @@ async function run(config: Config, { log, flush }: ServerLog): Promise<number> {
     flush();
     process.exit(EXIT_FAILURE);
   });
-  await server[Symbol.asyncDispose]();
+  try {
+    await server[Symbol.asyncDispose]();
+  } catch (error) {
+    log.error({ err: error }, 'the server did not end as it should; the next start cleans up what is left');
+    return EXIT_FAILURE;
+  }
   log.info({}, 'the server has ended');
   return exitCode;
 }

@@ -9,7 +9,9 @@ describe('what is logged of an error', () => {
     new PlatformError('capacity', 'no capacity on this host', { retryAfterSeconds: 5 }),
     new PlatformError('not_implemented', 'not implemented: GET /volumes'),
     new PlatformError('unavailable', 'the server is starting', { retryAfterSeconds: 1 }),
-  ])('a refusal is no fault: $message', (error) => {
+    // The orchestrator has logged it, with its sandbox and stage.
+    new PlatformError('create_failed', 'the sandbox could not be started', { cause: new Error('no engine') }),
+  ])('a refusal and what was logged before are no news: $message', (error) => {
     const log = createRecordingLog();
     logError(log, error, '/route');
     expect(log.lines).toMatchObject([

@@ -49,12 +49,15 @@ export function toPlatformError(caught: unknown): PlatformError {
   return PlatformError.fromUnknown(caught);
 }
 
-/** Writes what happened at the level it deserves: our own faults as errors with their cause, refusals at debug. */
+/** Writes what happened at the level it deserves: our own faults as errors with their cause, the rest at debug. */
 export function logError(log: Log, error: PlatformError, route: string): void {
   const fields = { route, code: error.code, status: error.mapping.http, details: error.details };
-  if (isRefusal(error)) log.debug(fields, error.message);
+  if (isRefusal(error) || LOGGED_BEFORE.has(error.code)) log.debug(fields, error.message);
   else log.error({ ...fields, err: error.cause ?? error }, error.message);
 }
+
+/** Logged where they happen, with the sandbox and the stage. */
+const LOGGED_BEFORE: ReadonlySet<ErrorCode> = new Set(['create_failed']);
 
 /** A mistake of the client, something that is not built, or a server that says when to come back: nobody's fault here. */
 function isRefusal(error: PlatformError): boolean {

@@ -13,6 +13,7 @@ import { createEngineCgroups } from './cgroups.ts';
 import { createClockKeeper } from './clock-keeper.ts';
 import { type EngineHost, engineLayout, makeLayout } from './engine-host.ts';
 import { createGate } from './gate.ts';
+import { holdEventLoop } from './hold-event-loop.ts';
 import { removeLeftovers } from './leftovers.ts';
 import { bootMachine, type Machine, type MachineDeps, restoreMachine } from './machine.ts';
 import { watchMemory } from './memory-pressure.ts';
@@ -279,6 +280,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       });
     },
     async reconcile() {
+      using _alive = holdEventLoop();
       const { host } = await onHost();
       return { ended: await removeLeftovers(host) };
     },
@@ -304,6 +306,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     },
     async [Symbol.asyncDispose]() {
       if (stopping.signal.aborted) return;
+      using _alive = holdEventLoop();
       stopping.abort(new PlatformError('unavailable', 'the server is shutting down'));
       pressure[Symbol.dispose]();
       sweepTimer?.[Symbol.dispose]();

@@ -74,8 +74,12 @@ export async function run(command: string, args: readonly string[], options: Run
     child.stdin.end(options.input);
   }
 
-  const { code, signal } = await Promise.race([closed, failure]);
-  await Promise.all(copied);
+  const ended = Promise.all([closed, ...copied]).then(([end]) => end);
+  const { code, signal } = await Promise.race([ended, failure]).catch((caught: unknown) => {
+    // Its output has nowhere to go, so the rest of it is of no use.
+    child.kill('SIGKILL');
+    throw caught;
+  });
   if (stdoutBytes > MAX_STDOUT_BYTES)
     throw new CommandError(`${command}: printed more than ${MAX_STDOUT_BYTES} bytes`, undefined);
   if (code !== 0) {

@@ -22,7 +22,9 @@ const PROJECT_DEADLINES_MS: Readonly<Record<TestProject, number>> = {
 /** The checks that run before any test, fastest to explain first. */
 export async function staticStages(root: string): Promise<readonly CommandStage[]> {
   const bin = (name: string) => join('node_modules', name);
-  const generators = (await readdir(join(root, 'scripts'))).filter((name) => /^generate-[a-z-]+\.ts$/.test(name)).sort();
+  const generators = (await readdir(join(root, 'scripts')))
+    .filter((name) => /^generate-[a-z-]+\.ts$/.test(name))
+    .sort();
   const stages: readonly (readonly [string, readonly string[]])[] = [
     ['format and lint', [bin('@biomejs/biome/bin/biome'), 'check', '--error-on-warnings', '.']],
     ['types', [bin('typescript/bin/tsc'), '--noEmit']],

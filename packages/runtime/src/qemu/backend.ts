@@ -57,6 +57,12 @@ export interface QemuBackendOptions {
   readonly enginePath?: string;
 }
 
+function startError(caught: unknown): PlatformError {
+  const full = caught instanceof Error && 'code' in caught && (caught.code === 'ENOSPC' || caught.code === 'EDQUOT');
+  if (full) return new PlatformError('no_space', "the host's data disk is full", { cause: caught });
+  return PlatformError.fromUnknown(caught, 'the sandbox could not be started');
+}
+
 type WarmPool = Pool<WarmMachine>;
 
 /** Everything that needs the host's facts; found out once, with the first call. */
@@ -165,7 +171,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       undo.move();
       return sandbox;
     } catch (caught) {
-      throw PlatformError.fromUnknown(caught, 'the sandbox could not be started');
+      throw startError(caught);
     }
   }
 
@@ -207,6 +213,16 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     });
   }
 
+  /** Refuses a capture whose files were changed, and with it the guests made of it in advance. */
+  async function trusted(snapshot: StoredSnapshot): Promise<void> {
+    try {
+      await integrity.verify(snapshot);
+    } catch (caught) {
+      await closePool(snapshot.directory);
+      throw caught;
+    }
+  }
+
   async function closePool(directory: string): Promise<void> {
     const pool = pools.get(directory);
     pools.delete(directory);
@@ -238,6 +254,8 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     name: BACKEND_NAME,
     async probe() {
       const cgroups = await createEngineCgroups({ root: CGROUP_ROOT, clock, log });
+      // Looking is making; a probe leaves nothing.
+      await cgroups.removeParents();
       const { accelerator } = options;
       const uid = process.getuid?.();
       return probeHost({ artifacts, enginePath, accelerator, exec, uid, cgroupLimitation: cgroups.limitation });
@@ -275,7 +293,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     restore(snapshot, plan, signal) {
       return launch(plan, signal, async (deps, abort) => {
         assertRestorable(snapshot.manifest, { backend: BACKEND_NAME, fingerprint: deps.host.fingerprint });
-        await integrity.verify(snapshot);
+        await trusted(snapshot);
         return obtain(deps, snapshot, plan, abort);
       });
     },

@@ -15,6 +15,8 @@ const REMOVE_POLL_MS = 10;
 interface Hierarchy {
   /** Directory of the parent group of all engines. */
   readonly directory: string;
+  /** How much all engines together weigh; set with every engine, as another server may have made the group anew. */
+  readonly weight: { readonly file: string; readonly value: number } | undefined;
   /** File that limits memory, where this hierarchy has one. */
   readonly memoryLimit: string | undefined;
 }
@@ -61,6 +63,10 @@ async function tryMakeDirectory(path: string): Promise<boolean> {
   }
 }
 
+async function setWeight(directory: string, weight: Hierarchy['weight']): Promise<boolean> {
+  return weight !== undefined && (await tryWrite(join(directory, weight.file), String(weight.value)));
+}
+
 interface Discovery {
   readonly hierarchies: readonly Hierarchy[];
   readonly weighted: boolean;
@@ -70,9 +76,10 @@ async function discoverUnified(root: string): Promise<Discovery> {
   for (const controller of ['+cpu', '+memory']) await tryWrite(join(root, 'cgroup.subtree_control'), controller);
   const directory = join(root, PARENT);
   if (!(await tryMakeDirectory(directory))) return { hierarchies: [], weighted: false };
-  const weighted = await tryWrite(join(directory, 'cpu.weight'), String(WEIGHT_V2));
+  const weight = { file: 'cpu.weight', value: WEIGHT_V2 };
+  const weighted = await setWeight(directory, weight);
   const memory = await tryWrite(join(directory, 'cgroup.subtree_control'), '+memory');
-  return { hierarchies: [{ directory, memoryLimit: memory ? 'memory.max' : undefined }], weighted };
+  return { hierarchies: [{ directory, weight, memoryLimit: memory ? 'memory.max' : undefined }], weighted };
 }
 
 async function firstWith(root: string, names: readonly string[], file: string): Promise<string | undefined> {
@@ -87,12 +94,14 @@ async function discoverLegacy(root: string): Promise<Discovery> {
   let weighted = false;
   const cpu = await firstWith(root, ['cpu', 'cpu,cpuacct'], 'cpu.shares');
   if (cpu !== undefined && (await tryMakeDirectory(join(cpu, PARENT)))) {
-    weighted = await tryWrite(join(cpu, PARENT, 'cpu.shares'), String(SHARES_V1));
-    hierarchies.push({ directory: join(cpu, PARENT), memoryLimit: undefined });
+    const weight = { file: 'cpu.shares', value: SHARES_V1 };
+    weighted = await setWeight(join(cpu, PARENT), weight);
+    hierarchies.push({ directory: join(cpu, PARENT), weight, memoryLimit: undefined });
   }
   const memory = await firstWith(root, ['memory'], 'memory.limit_in_bytes');
   if (memory !== undefined && (await tryMakeDirectory(join(memory, PARENT)))) {
-    hierarchies.push({ directory: join(memory, PARENT), memoryLimit: 'memory.limit_in_bytes' });
+    const directory = join(memory, PARENT);
+    hierarchies.push({ directory, weight: undefined, memoryLimit: 'memory.limit_in_bytes' });
   }
   return { hierarchies, weighted };
 }
@@ -141,6 +150,7 @@ export async function createEngineCgroups(options: {
       for (const hierarchy of hierarchies) {
         const directory = join(hierarchy.directory, name);
         if (!(await tryMakeDirectory(directory))) continue;
+        await setWeight(hierarchy.directory, hierarchy.weight);
         if (hierarchy.memoryLimit !== undefined) {
           await tryWrite(join(directory, hierarchy.memoryLimit), String(memoryBytes));
         }

@@ -1,4 +1,3 @@
-import { type ChildProcess, spawn } from 'node:child_process';
 import { chown, mkdir, open, realpath, rm } from 'node:fs/promises';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
@@ -7,7 +6,8 @@ import type { RuntimeEnd } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
 import { watchEnd } from './engine-end.ts';
 import { type EngineHost, SHORT_NAME_LENGTH } from './engine-host.ts';
-import { type ProcessIdentity, processStartTime, waitUntilGone } from './processes.ts';
+import { type EngineProcess, startEngineProcess } from './engine-process.ts';
+import { type ProcessIdentity, processStartTime } from './processes.ts';
 import { createOverlay } from './qcow2.ts';
 import {
   type Accelerator,
@@ -20,7 +20,6 @@ import {
   UPPER_IMAGE,
 } from './qemu-args.ts';
 import { openQmp, type Qmp } from './qmp.ts';
-import { keepTail } from './stderr-tail.ts';
 
 const MIB = 1024 * 1024;
 /** Memory of an engine beside its guest's and its translated code: heaps, stacks, buffers of devices. */
@@ -31,7 +30,6 @@ const ENGINE_OOM_SCORE = 300;
 /** Where control groups cannot weigh engines, being nicer than the server has to do. */
 const ENGINE_NICE = 5;
 const START_DEADLINE_MS = 30_000;
-const KILL_DEADLINE_MS = 10_000;
 const CONNECT_POLL_MS = 4;
 const EMPTY_MEMORY = 'memory.empty';
 
@@ -60,7 +58,7 @@ export interface EngineIdentity extends ProcessIdentity {
   readonly [key: string]: unknown;
 }
 
-/** A QEMU process of our own: alive until `ended`, gone without trace after its disposal. */
+/** A QEMU process of our own: alive until `ended`. Disposing kills it at once and leaves no trace of it. */
 export interface Engine extends AsyncDisposable {
   readonly identity: EngineIdentity;
   readonly qmp: Qmp;
@@ -74,8 +72,6 @@ export interface Engine extends AsyncDisposable {
   readonly files: EngineFiles;
   /** Resolves once, when the engine or its guest can no longer run. */
   readonly ended: Promise<RuntimeEnd>;
-  /** SIGKILL; resolves when the process is gone. */
-  kill(): Promise<void>;
 }
 
 function wait(clock: Clock, milliseconds: number): Promise<void> {
@@ -111,16 +107,15 @@ function groupArguments(accelerator: Accelerator): string[] {
 function launcherArguments(
   host: EngineHost,
   request: EngineRequest,
-  directories: { readonly sockets: string; readonly instance: string },
+  directories: EngineDirectories,
   cgroups: readonly string[],
-  memory: string,
 ): string[] {
   const { slot, files, start } = request;
   const inherited: [option: string, descriptor: number, name: string][] = [
     ['--tap', ENGINE_FD.tap, slot.tap],
     ['--dir', ENGINE_FD.runtime, directories.sockets],
     ['--dir', ENGINE_FD.instance, directories.instance],
-    ['--file', ENGINE_FD.memory, memory],
+    ['--file', ENGINE_FD.memory, directories.memory],
     ['--file', ENGINE_FD.rootfs, files.rootfs],
     ['--file', ENGINE_FD.disk, files.disk],
   ];
@@ -139,97 +134,97 @@ function launcherArguments(
   ];
 }
 
+interface EngineDirectories {
+  readonly sockets: string;
+  readonly instance: string;
+  /** The file to be mapped. */
+  readonly memory: string;
+}
+
+/** Makes what the engine's uid owns: directories, the writable disk, and an empty memory where none is given. */
+async function makeFiles(
+  { layout }: EngineHost,
+  { slot, resources, files }: EngineRequest,
+  short: string,
+  undo: AsyncDisposableStack,
+): Promise<EngineDirectories> {
+  const sockets = join(layout.sockets, short);
+  const instance = join(layout.instances, short);
+  for (const directory of [sockets, instance]) {
+    undo.defer(() => rm(directory, { recursive: true, force: true }));
+    await mkdir(directory, { mode: 0o700 });
+    await chown(directory, slot.uid, slot.uid);
+  }
+  await createOverlay(join(instance, UPPER_IMAGE), resources.diskSizeMB * MIB, slot.uid);
+  const memory = files.memory ?? join(instance, EMPTY_MEMORY);
+  if (files.memory === undefined) await createEmptyMemory(memory, resources.memoryMB * MIB, slot.uid);
+  return { sockets, instance, memory };
+}
+
+async function makeCgroups(
+  { accelerator, cgroups }: EngineHost,
+  name: string,
+  { memoryMB }: Resources,
+  undo: AsyncDisposableStack,
+): Promise<readonly string[]> {
+  undo.defer(() => cgroups.remove(name));
+  const translation = accelerator.kind === 'tcg' ? TRANSLATION_CACHE_MIB : 0;
+  return cgroups.create(name, (memoryMB + translation + ENGINE_OVERHEAD_MIB) * MIB);
+}
+
+/** The control socket, or the reason why the process did not come so far. */
+async function control(
+  engine: EngineProcess,
+  path: string,
+  clock: Clock,
+  signal: AbortSignal | undefined,
+): Promise<Qmp> {
+  const gone = new AbortController();
+  void engine.exited.then((how) => gone.abort(startFailure(how, engine.tail())));
+  const either = signal === undefined ? gone.signal : AbortSignal.any([gone.signal, signal]);
+  return connectQmp(path, clock, either);
+}
+
 /**
  * Starts an engine in its slot's namespace, as the slot's uid, in a session and control group of its own. Resolves when
  * its control socket answers. Rejects with `create_failed` and the engine's own words; nothing is left then.
  */
 export async function startEngine(host: EngineHost, request: EngineRequest, signal?: AbortSignal): Promise<Engine> {
-  const { clock, layout } = host;
-  const { slot, resources } = request;
+  const { clock, accelerator } = host;
+  const { slot, resources, start } = request;
   signal?.throwIfAborted();
   const uuid = uuidOf(host.rng.bytes(16));
   const short = uuid.replaceAll('-', '').slice(0, SHORT_NAME_LENGTH);
-  const name = `${layout.namePrefix}${short}`;
-  const sockets = join(layout.sockets, short);
-  const instance = join(layout.instances, short);
-  const log = host.log.child({ engine: name });
+  const name = `${host.layout.namePrefix}${short}`;
   await using undo = new AsyncDisposableStack();
-
-  undo.defer(() => rm(instance, { recursive: true, force: true }));
-  undo.defer(() => rm(sockets, { recursive: true, force: true }));
-  for (const directory of [sockets, instance]) {
-    await mkdir(directory, { mode: 0o700 });
-    await chown(directory, slot.uid, slot.uid);
-  }
-  await createOverlay(join(instance, UPPER_IMAGE), resources.diskSizeMB * MIB, slot.uid);
-  const memory = request.files.memory ?? join(instance, EMPTY_MEMORY);
-  if (request.files.memory === undefined) await createEmptyMemory(memory, resources.memoryMB * MIB, slot.uid);
-  const mapped = await realpath(memory);
-
-  undo.defer(() => host.cgroups.remove(name));
-  const translation = host.accelerator.kind === 'tcg' ? TRANSLATION_CACHE_MIB : 0;
-  const memoryLimit = (resources.memoryMB + translation + ENGINE_OVERHEAD_MIB) * MIB;
-  const cgroups = await host.cgroups.create(name, memoryLimit);
+  const directories = await makeFiles(host, request, short, undo);
+  const mapped = await realpath(directories.memory);
+  const cgroups = await makeCgroups(host, name, resources, undo);
   signal?.throwIfAborted();
 
-  const spec = { name, uuid, accelerator: host.accelerator, resources, mac: slot.guest.mac, start: request.start };
-  const child = spawn(
-    host.artifacts.launcher.path,
-    [
-      ...launcherArguments(host, request, { sockets, instance }, cgroups, memory),
-      '--',
-      host.enginePath,
-      ...engineArguments(spec),
-    ],
-    // The engine ignores SIGPIPE: when this server dies its last words are lost and nothing else.
-    { detached: true, cwd: '/', env: {}, stdio: ['ignore', 'ignore', 'pipe'] },
-  );
-  const tail = keepTail(child.stderr);
-  const exited = exitOf(child);
-  undo.defer(async () => {
-    child.kill('SIGKILL');
-    await exited;
-  });
-  child.unref();
-
-  const gone = new AbortController();
-  void exited.then((how) => gone.abort(startFailure(how, tail.text())));
-  const starting = signal === undefined ? gone.signal : AbortSignal.any([gone.signal, signal]);
-  const qmp = await connectQmp(join(sockets, QMP_SOCKET), clock, starting);
-  undo.use(qmp);
-  const pid = child.pid;
+  const spec = { name, uuid, accelerator, resources, mac: slot.guest.mac, start };
+  const args = [...launcherArguments(host, request, directories, cgroups), '--', host.enginePath];
+  const engine = undo.use(startEngineProcess(host.artifacts.launcher.path, [...args, ...engineArguments(spec)], clock));
+  const { exited, tail } = engine;
+  const qmp = undo.use(await control(engine, join(directories.sockets, QMP_SOCKET), clock, signal));
+  const { pid } = engine;
   const startTime = pid === undefined ? undefined : await processStartTime(pid);
-  if (pid === undefined || startTime === undefined) throw startFailure(await exited, tail.text());
+  if (pid === undefined || startTime === undefined) throw startFailure(await exited, tail());
   // The sockets are bound: from here on nobody but root can put another one in their place.
-  await chown(sockets, 0, 0);
+  await chown(directories.sockets, 0, 0);
 
-  const identity: EngineIdentity = { pid, startTime, name, uuid };
-  const ended = watchEnd({ qmp, exited, tail: tail.text, clock, log });
+  const ended = watchEnd({ qmp, exited, tail, clock, log: host.log.child({ engine: name }) });
   const release = undo.move();
-  let killing: Promise<void> | undefined;
-
-  async function killAndWait(): Promise<void> {
-    child.kill('SIGKILL');
-    await exited;
-    await waitUntilGone(identity, clock, KILL_DEADLINE_MS);
-  }
-
   return {
-    identity,
+    identity: { pid, startTime, name, uuid },
     qmp,
     uid: slot.uid,
-    agentSocket: join(sockets, AGENT_SOCKET),
-    directory: instance,
+    agentSocket: join(directories.sockets, AGENT_SOCKET),
+    directory: directories.instance,
     mapped,
     files: request.files,
     ended,
-    kill() {
-      killing ??= killAndWait();
-      return killing;
-    },
-    async [Symbol.asyncDispose]() {
-      await release.disposeAsync();
-    },
+    [Symbol.asyncDispose]: () => release.disposeAsync(),
   };
 }
 
@@ -240,14 +235,6 @@ function startFailure(how: string, words: string): PlatformError {
 function uuidOf(bytes: Uint8Array): string {
   const hex = Buffer.from(bytes).toString('hex');
   return [hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20), hex.slice(20)].join('-');
-}
-
-/** Resolves with one phrase when the process has ended or could not be started. */
-function exitOf(child: ChildProcess): Promise<string> {
-  return new Promise((resolve) => {
-    child.once('error', (error) => resolve(error.message));
-    child.once('exit', (code, signal) => resolve(signal === null ? `exit status ${code}` : `signal ${signal}`));
-  });
 }
 
 async function connectQmp(path: string, clock: Clock, signal: AbortSignal | undefined): Promise<Qmp> {

@@ -1,0 +1,48 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { type Clock, PlatformError } from '@agentenv/core';
+import { keepTail } from './stderr-tail.ts';
+
+/** A killed process is gone within milliseconds unless its storage hangs. */
+const KILL_DEADLINE_MS = 10_000;
+
+/** A process that outlives this server. */
+export interface EngineProcess extends AsyncDisposable {
+  readonly pid: number | undefined;
+  /** Resolves with one phrase when it has ended, or could not be started. */
+  readonly exited: Promise<string>;
+  /** Its last words on stderr. */
+  readonly tail: () => string;
+}
+
+function exitOf(child: ChildProcess): Promise<string> {
+  return new Promise((resolve) => {
+    child.once('error', (error) => resolve(error.message));
+    child.once('exit', (code, signal) => resolve(signal === null ? `exit status ${code}` : `signal ${signal}`));
+  });
+}
+
+/**
+ * Starts a detached process, leader of its own session, with an empty environment. Disposing kills it and resolves when it
+ * is gone; rejects with `deadline_exceeded` when it does not go.
+ */
+export function startEngineProcess(program: string, args: readonly string[], clock: Clock): EngineProcess {
+  // The engine ignores SIGPIPE: when this server dies its last words are lost and nothing else.
+  const stdio: ['ignore', 'ignore', 'pipe'] = ['ignore', 'ignore', 'pipe'];
+  const child = spawn(program, [...args], { detached: true, cwd: '/', env: {}, stdio });
+  const tail = keepTail(child.stderr);
+  const exited = exitOf(child);
+  child.unref();
+  return {
+    pid: child.pid,
+    exited,
+    tail: tail.text,
+    async [Symbol.asyncDispose]() {
+      child.kill('SIGKILL');
+      const late = Promise.withResolvers<never>();
+      using _deadline = clock.timer(KILL_DEADLINE_MS, () => {
+        late.reject(new PlatformError('deadline_exceeded', `the engine (process ${child.pid}) did not end`));
+      });
+      await Promise.race([exited, late.promise]);
+    },
+  };
+}

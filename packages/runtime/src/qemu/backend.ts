@@ -87,6 +87,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
   const stopping = new AbortController();
   const pools = new Map<string, WarmPool>();
   const running = new Set<RunningSandbox>();
+  const underWay = new Set<Promise<unknown>>();
   const formerPools = { hits: 0, misses: 0 };
   let unpooledMisses = 0;
   let sweepTimer: Disposable | undefined;
@@ -126,6 +127,16 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       throw PlatformError.fromUnknown(caught, 'the host could not be prepared');
     });
     return ready;
+  }
+
+  /** Work that closing the backend aborts and waits for, so that it leaves nothing. */
+  function track<T>(work: Promise<T>): Promise<T> {
+    const settled: Promise<unknown> = work.then(
+      () => underWay.delete(settled),
+      () => underWay.delete(settled),
+    );
+    underWay.add(settled);
+    return work;
   }
 
   /** The machine becomes the plan's sandbox: its key, identity and files, before any user instruction runs. */
@@ -286,16 +297,17 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     },
     create(rootfs, plan, signal) {
       const { resources, network } = plan;
-      return launch(plan, signal, (deps, abort) =>
-        startCold(abort, () => bootMachine(deps, { rootfs, resources, network }, abort)),
-      );
+      const boot = (deps: Ready, abort: AbortSignal) =>
+        startCold(abort, () => bootMachine(deps, { rootfs, resources, network }, abort));
+      return track(launch(plan, signal, boot));
     },
     restore(snapshot, plan, signal) {
-      return launch(plan, signal, async (deps, abort) => {
+      const restored = async (deps: Ready, abort: AbortSignal) => {
         assertRestorable(snapshot.manifest, { backend: BACKEND_NAME, fingerprint: deps.host.fingerprint });
         await trusted(snapshot);
         return obtain(deps, snapshot, plan, abort);
-      });
+      };
+      return track(launch(plan, signal, restored));
     },
     async reconcile() {
       using _alive = holdEventLoop();
@@ -329,6 +341,8 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       pressure[Symbol.dispose]();
       sweepTimer?.[Symbol.dispose]();
       await Promise.all([...pools.keys()].map(closePool));
+      const templates = (await ready?.catch(() => undefined))?.templates;
+      await Promise.all([...underWay, templates?.settled()]);
       await Promise.all([...running].map((sandbox) => sandbox.stop()));
       await clocks[Symbol.asyncDispose]();
       const host = (await ready?.catch(() => undefined))?.host;

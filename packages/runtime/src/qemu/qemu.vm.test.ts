@@ -144,6 +144,22 @@ describe('qemu backend', () => {
     expect(fetched.stdout).toBe('200');
   });
 
+  test('closing a backend ends what it is still making, and what it runs', async () => {
+    const closing = world.open();
+    const running = await closing.restore(template, planFor());
+    const outcomes = Promise.allSettled([
+      closing.restore(template, planFor()),
+      closing.create(world.artifacts.rootfs.base, planFor()),
+      closing.prepareTemplate(world.artifacts.rootfs.base, { ...RESOURCES, memoryMB: 640 }),
+    ]);
+    await settled(async () => expect((await world.leftovers()).join()).toMatch(/process .*process .*process /));
+    await closing[Symbol.asyncDispose]();
+    expect((await running.ended).reason).toBe('stopped');
+    // What was done before is stopped; the template takes seconds and cannot have been.
+    expect((await outcomes)[2]?.status).toBe('rejected');
+    expect(await world.leftovers()).toEqual([]);
+  });
+
   describe('a template whose files were changed', () => {
     test('is refused by this server and made anew by the next', async () => {
       const next = world.open();

@@ -18,6 +18,8 @@ export const UNFINISHED_PREFIX = '.build-';
 export interface Templates {
   /** The capture for these inputs, made when there is none or its files are damaged. Callers at the same time share one. */
   prepare(rootfs: RootFilesystem, resources: Resources, signal?: AbortSignal): Promise<StoredSnapshot>;
+  /** Resolves when nothing is being made any more. */
+  settled(): Promise<void>;
 }
 
 export interface TemplatesDeps extends MachineDeps {
@@ -112,6 +114,9 @@ export function createTemplates(deps: TemplatesDeps): Templates {
         work.catch(() => undefined);
       }
       return signal === undefined ? work : abortable(work, signal);
+    },
+    async settled() {
+      await Promise.allSettled(preparing.values());
     },
   };
 }

@@ -3,7 +3,8 @@ import { ENVD_VERSION } from '@agentenv/protocol';
 import { Sandbox as SandboxCurrent } from 'e2b';
 import { Sandbox as SandboxOld } from 'e2b-2-10';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { type EnvdFixture, startEnvd, TOKEN } from './testing/envd-fixture.ts';
+import { type EnvdFixture, startEnvd } from './testing/envd-fixture.ts';
+import { TOKEN } from './testing/http-client.ts';
 
 /** The part of the interface used here is the same in both; the newer types describe it. */
 const CLIENTS = [

@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
-import { TOKEN } from '../testing/envd-fixture.ts';
 import { type FilesDriver, filesUrl, json, OCTETS, startFilesDriver } from '../testing/files-driver.ts';
+import { TOKEN } from '../testing/http-client.ts';
 import { signFileRequest } from './signature.ts';
 import { randomChunks } from './testing/random-chunks.ts';
 

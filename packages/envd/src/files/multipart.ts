@@ -5,6 +5,9 @@ const MAX_HEADER_BYTES = 16 * 1024;
 /** What may stand before the first boundary, bytes. */
 const MAX_PREAMBLE_BYTES = 16 * 1024;
 const MAX_PARTS = 10_000;
+/** How much of a piece is joined to what is left of the one before, bytes. */
+const BRIDGE_BYTES = 1024;
+const CRLF = Buffer.from('\r\n');
 /** RFC 2046 section 5.1.1. */
 const MAX_BOUNDARY_LENGTH = 70;
 
@@ -40,7 +43,7 @@ export async function* readMultipart(
     await skipPreamble(input, delimiter);
     for (let count = 1; await hasPart(input); count++) {
       if (count > MAX_PARTS) throw malformed(`more than ${MAX_PARTS} parts`);
-      const headers = parseHeaders(await input.until(Buffer.from('\r\n\r\n'), MAX_HEADER_BYTES, 'part headers'));
+      const headers = parseHeaders(await readHeaderBlock(input));
       const disposition = parseParameters(headers.get('content-disposition') ?? '');
       const next = createPartReader(input, delimiter);
       // No `return` on the iterator: a reader that leaves early must not end the part for the skipping below.
@@ -55,18 +58,26 @@ export async function* readMultipart(
 
 async function skipPreamble(input: Input, delimiter: Buffer): Promise<void> {
   // The first delimiter may stand at the very start, without the line break that belongs to every other one.
-  input.unread(Buffer.from('\r\n'));
-  await input.until(delimiter, MAX_PREAMBLE_BYTES, 'the first boundary');
+  const bare = delimiter.subarray(CRLF.length);
+  if ((await input.peek(bare.length)).equals(bare)) input.take(bare.length);
+  else await input.until(delimiter, MAX_PREAMBLE_BYTES, 'the first boundary');
 }
 
 /** Reads what follows a delimiter: `--` ends the body, a line break begins a part. */
 async function hasPart(input: Input): Promise<boolean> {
   if ((await input.peek(2)).equals(Buffer.from('--'))) return false;
-  const padding = await input.until(Buffer.from('\r\n'), MAX_HEADER_BYTES, 'the end of a boundary line');
+  const padding = await input.until(CRLF, MAX_HEADER_BYTES, 'the end of a boundary line');
   if (!/^[ \t]*$/.test(padding.toString('latin1'))) throw malformed('a boundary line has more than the boundary');
-  // A part without any header begins with the empty line; give the search for it the line break it looks for.
-  input.unread(Buffer.from('\r\n'));
   return true;
+}
+
+/** The header lines of a part, up to the empty line, which a part without any begins with. */
+async function readHeaderBlock(input: Input): Promise<Buffer> {
+  if ((await input.peek(CRLF.length)).equals(CRLF)) {
+    input.take(CRLF.length);
+    return Buffer.alloc(0);
+  }
+  return await input.until(Buffer.from('\r\n\r\n'), MAX_HEADER_BYTES, 'part headers');
 }
 
 function createPartReader(input: Input, delimiter: Buffer): () => Promise<IteratorResult<Uint8Array, undefined>> {
@@ -74,8 +85,7 @@ function createPartReader(input: Input, delimiter: Buffer): () => Promise<Iterat
   return async () => {
     while (!ended) {
       const found = input.indexOf(delimiter);
-      // Without a delimiter, the end of what is there may still be the start of one.
-      const bytes = found >= 0 ? found : Math.max(0, input.length - delimiter.length + 1);
+      const bytes = found >= 0 ? found : input.length - input.beginningAtEnd(delimiter);
       const value = input.take(bytes);
       if (found >= 0) {
         input.take(delimiter.length);
@@ -118,11 +128,13 @@ function unescapeFilename(filename: string | undefined): string | undefined {
   return filename?.replaceAll('%22', '"').replaceAll(/%0d/gi, '\r').replaceAll(/%0a/gi, '\n');
 }
 
+/** The body as it is read: what was not taken of the piece that is there. */
 interface Input {
   readonly length: number;
   indexOf(needle: Buffer): number;
+  /** How many bytes at the end are the beginning of `needle`. */
+  beginningAtEnd(needle: Buffer): number;
   take(bytes: number): Buffer;
-  unread(bytes: Buffer): void;
   /** Waits for more bytes; throws when the body ends. */
   more(wanted: string): Promise<void>;
   peek(bytes: number): Promise<Buffer>;
@@ -134,28 +146,44 @@ interface Input {
 function createInput(source: AsyncIterable<Uint8Array>): Input {
   const iterator = source[Symbol.asyncIterator]();
   let buffer: Buffer = Buffer.alloc(0);
+  /** Rest of the last piece, behind `buffer`. */
+  let rest: Buffer | undefined;
+
+  async function nextPiece(wanted: string): Promise<Buffer> {
+    if (rest !== undefined) return rest;
+    const next = await iterator.next();
+    if (next.done === true) throw malformed(`the body ends before ${wanted}`);
+    const { value } = next;
+    return Buffer.from(value.buffer, value.byteOffset, value.byteLength);
+  }
 
   const input: Input = {
     get length() {
       return buffer.length;
     },
     indexOf: (needle) => buffer.indexOf(needle),
+    beginningAtEnd(needle) {
+      for (let bytes = Math.min(buffer.length, needle.length - 1); bytes > 0; bytes--) {
+        if (buffer.subarray(-bytes).equals(needle.subarray(0, bytes))) return bytes;
+      }
+      return 0;
+    },
     take(bytes) {
       const taken = buffer.subarray(0, bytes);
       buffer = buffer.subarray(bytes);
       return taken;
     },
-    unread(bytes) {
-      buffer = Buffer.concat([bytes, buffer]);
-    },
     async more(wanted) {
-      const next = await iterator.next();
-      if (next.done === true) throw malformed(`the body ends before ${wanted}`);
-      const { value } = next;
-      buffer =
-        buffer.length === 0
-          ? Buffer.from(value.buffer, value.byteOffset, value.byteLength)
-          : Buffer.concat([buffer, value]);
+      const piece = await nextPiece(wanted);
+      if (buffer.length === 0) {
+        buffer = piece;
+        rest = undefined;
+        return;
+      }
+      // Only as much is copied as shows a mark whole that is split between two pieces: a body of large files must not
+      // be copied as it passes.
+      buffer = Buffer.concat([buffer, piece.subarray(0, BRIDGE_BYTES)]);
+      rest = piece.length > BRIDGE_BYTES ? piece.subarray(BRIDGE_BYTES) : undefined;
     },
     async peek(bytes) {
       while (buffer.length < bytes) await input.more('its last boundary');

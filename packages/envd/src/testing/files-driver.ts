@@ -1,6 +1,7 @@
 import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type Answer, type EnvdFixture, type RequestOptions, startEnvd } from './envd-fixture.ts';
+import { type EnvdFixture, startEnvd } from './envd-fixture.ts';
+import type { Answer, RequestOptions } from './http-client.ts';
 
 /** The headers of an upload of plain bytes. */
 export const OCTETS = { 'content-type': 'application/octet-stream' };

@@ -1,6 +1,6 @@
 import { request as httpRequest, type IncomingMessage, type OutgoingHttpHeaders } from 'node:http';
 import { encodeFrame, type Frame } from './connect-frames.ts';
-import { TOKEN } from './envd-fixture.ts';
+import { TOKEN } from './http-client.ts';
 
 export interface UnaryAnswer {
   readonly status: number;

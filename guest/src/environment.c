@@ -14,6 +14,7 @@
 
 #define OPEN_FILES 1048576u
 #define DEFAULT_HOSTNAME "sandbox"
+#define IDENTITY_DIRECTORY "/run/aenv"
 
 struct guest_mount {
   const char *type;
@@ -78,6 +79,18 @@ static void write_text(const char *path, const char *text) {
   close_fd(&fd);
 }
 
+/* A file of /etc that every generation writes anew, kept in memory and bound over the image's: an identity is not part of the
+ * disk, and writing it there would run the file system and dirty its pages in every clone. */
+static void write_identity(const char *name, const char *text) {
+  char in_etc[64];
+  char in_memory[64];
+  snprintf(in_etc, sizeof in_etc, "/etc/%s", name);
+  snprintf(in_memory, sizeof in_memory, IDENTITY_DIRECTORY "/%s", name);
+  write_text(in_etc, text);
+  write_text(in_memory, text);
+  if (mount(in_memory, in_etc, NULL, MS_BIND, NULL) != 0) warn("cannot bind %s: %s", in_etc, strerror(errno));
+}
+
 /* Until the first activate, which brings the sandbox's own names. */
 static void name_machine(const struct kernel_parameters *parameters) {
   char hostname[64];
@@ -86,13 +99,14 @@ static void name_machine(const struct kernel_parameters *parameters) {
   if (!kernel_parameter(parameters, "aenv.hostname", hostname, sizeof hostname)) strcpy(hostname, DEFAULT_HOSTNAME);
   if (sethostname(hostname, strlen(hostname)) != 0) warn("cannot set the host name: %s", strerror(errno));
   snprintf(text, sizeof text, "%s\n", hostname);
-  write_text("/etc/hostname", text);
+  make_directory(IDENTITY_DIRECTORY, 0755);
+  write_identity("hostname", text);
   snprintf(text, sizeof text,
            "127.0.0.1\tlocalhost\n127.0.1.1\t%s\n::1\tlocalhost ip6-localhost ip6-loopback\n", hostname);
-  write_text("/etc/hosts", text);
+  write_identity("hosts", text);
   if (kernel_parameter(parameters, "aenv.gw4", gateway, sizeof gateway)) {
     snprintf(text, sizeof text, "nameserver %s\n", gateway);
-    write_text("/etc/resolv.conf", text);
+    write_identity("resolv.conf", text);
   }
 }
 

@@ -167,6 +167,27 @@ void channel_dequeue(struct channel *channel, struct outflow *flow) {
   if (channel->ready == flow) channel->ready = flow->next;
 }
 
+void channel_owe(struct channel *channel, struct inflow *flow) {
+  flow->owing = true;
+  flow->next_owing = channel->owing;
+  channel->owing = flow;
+}
+
+void channel_forget_owing(struct channel *channel, struct inflow *flow) {
+  struct inflow **at = &channel->owing;
+  while (*at != flow) at = &(*at)->next_owing;
+  *at = flow->next_owing;
+  flow->owing = false;
+}
+
+static void return_credit(struct channel *channel) {
+  while (channel->owing != NULL) {
+    struct inflow *flow = channel->owing;
+    channel_forget_owing(channel, flow);
+    inflow_return_credit(flow);
+  }
+}
+
 /* A new connection: what was on its way belongs to the former one. */
 static void resync(struct channel *channel) {
   channel->credit = 0;
@@ -202,15 +223,14 @@ static void receive(struct channel *channel) {
   if (!channel->is_port && (got == 0 || errno != EAGAIN)) disconnect(channel);
 }
 
-/* Lines up what leaves next: control frames first, then a little DATA of every ready flow in turn. */
-static void fill(struct channel *channel) {
-  if (buffer_length(&channel->sending) > 0 || channel->held) return;
-  if (buffer_length(&channel->control) > 0) {
-    struct buffer empty = channel->sending;
-    channel->sending = channel->control;
-    channel->control = empty;
-    return;
-  }
+static void line_up_control(struct channel *channel) {
+  struct buffer empty = channel->sending;
+  channel->sending = channel->control;
+  channel->control = empty;
+}
+
+/* A little DATA of every ready flow in turn. */
+static void line_up_data(struct channel *channel) {
   size_t filled = 0;
   /* Without channel credit flows stay where they are, but an EOF may pass. */
   size_t passes = channel->ready_count;
@@ -227,6 +247,14 @@ static void fill(struct channel *channel) {
     channel->credit -= moved;
     filled += moved;
   }
+}
+
+/* Lines up what leaves next: control frames first. */
+static void fill(struct channel *channel) {
+  if (buffer_length(&channel->sending) > 0 || channel->held) return;
+  if (buffer_length(&channel->control) == 0) line_up_data(channel);
+  /* A flow that failed left a RESET instead of DATA. */
+  if (buffer_length(&channel->sending) == 0) line_up_control(channel);
 }
 
 static void transmit(struct channel *channel) {
@@ -248,6 +276,7 @@ void channel_service(struct channel *channel) {
       receive(channel);
       handle_input(channel);
     }
+    return_credit(channel);
     if (channel->decoder.synced) {
       fill(channel);
     } else {

@@ -27,6 +27,7 @@ struct channel {
   uint64_t credit;       /* for all DATA together */
   struct outflow *ready; /* ring of flows that could send; the first is next */
   size_t ready_count;
+  struct inflow *owing; /* flows whose credit returns at the end of this turn */
 };
 
 /* Takes over an open virtio port, or a listening unix socket. */
@@ -57,6 +58,8 @@ void channel_release(struct channel *channel);
 
 void channel_enqueue(struct channel *channel, struct outflow *flow);
 void channel_dequeue(struct channel *channel, struct outflow *flow);
+void channel_owe(struct channel *channel, struct inflow *flow);
+void channel_forget_owing(struct channel *channel, struct inflow *flow);
 void channel_put_header(struct buffer *into, uint32_t stream, uint8_t type, uint32_t length);
 
 #endif

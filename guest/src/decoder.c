@@ -40,6 +40,12 @@ static bool is_activation(const struct decoder *decoder, size_t at) {
   return header[8] == FRAME_REQUEST && op == OP_ACTIVATE && !looks_random(decoder->data + at + KEY_SIZE);
 }
 
+/* In a run of zero bytes the key is the last 16 of them: what precedes the record may end with zeros, a nonce has none. */
+static size_t last_zeros(const struct decoder *decoder, size_t at) {
+  while (at + KEY_SIZE < decoder->end && decoder->data[at + KEY_SIZE] == 0) at++;
+  return at;
+}
+
 /* Looks for the key in bytes not searched before; the last complete record wins. */
 static void scan(struct decoder *decoder) {
   decoder->key_open = false;
@@ -53,15 +59,17 @@ static void scan(struct decoder *decoder) {
       return;
     }
     decoder->scanned = (size_t)(found - decoder->data);
+    if (!decoder->keyed) decoder->scanned = last_zeros(decoder, decoder->scanned);
     if (decoder->end - decoder->scanned < RECORD_SIZE) {
       decoder->key_open = true;
       return;
     }
-    if (is_activation(decoder, decoder->scanned)) {
-      decoder->scanned += KEY_SIZE;
+    bool doubtful = !decoder->keyed && !looks_random(decoder->data + decoder->scanned + KEY_SIZE);
+    if (doubtful || is_activation(decoder, decoder->scanned)) {
+      decoder->scanned++;
       continue;
     }
-    memcpy(decoder->nonce, found + KEY_SIZE, NONCE_SIZE);
+    memcpy(decoder->nonce, decoder->data + decoder->scanned + KEY_SIZE, NONCE_SIZE);
     decoder->record_found = true;
     decoder->record_end = decoder->scanned + RECORD_SIZE;
     /* The search goes on inside the record: a host that died before its nonce was complete leaves a key whose "nonce" is the

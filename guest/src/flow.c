@@ -120,7 +120,12 @@ size_t outflow_pull(struct outflow *flow, struct buffer *into, size_t limit) {
 static void inflow_event(struct source *source, uint32_t events);
 
 void inflow_init(struct inflow *flow, struct agent *agent, uint32_t stream) {
-  *flow = (struct inflow){.agent = agent, .stream = stream, .source = {.fd = -1, .ready = inflow_event}};
+  *flow = (struct inflow){
+      .agent = agent,
+      .stream = stream,
+      .window = STREAM_WINDOW,
+      .source = {.fd = -1, .ready = inflow_event},
+  };
 }
 
 static void inflow_fail(struct inflow *flow, int error) {
@@ -143,10 +148,18 @@ static ssize_t write_some(struct inflow *flow, const uint8_t *data, size_t lengt
   return (ssize_t)done;
 }
 
-static void acknowledge(struct inflow *flow, size_t bytes) {
+/* The credit returns at the end of the turn. */
+static void owe(struct inflow *flow, size_t bytes) {
   size_t former = minimum(bytes, flow->uncredited);
   flow->uncredited -= former;
-  if (bytes > former) channel_send_u32(&flow->agent->channel, flow->stream, FRAME_CREDIT, (uint32_t)(bytes - former));
+  flow->owed += (uint32_t)(bytes - former);
+  if (flow->owed > 0 && !flow->owing) channel_owe(&flow->agent->channel, flow);
+}
+
+void inflow_return_credit(struct inflow *flow) {
+  if (flow->owed > 0) channel_send_u32(&flow->agent->channel, flow->stream, FRAME_CREDIT, flow->owed);
+  flow->window += flow->owed;
+  flow->owed = 0;
 }
 
 /* After a write: waits for room, or reports the end. May free the flow. */
@@ -168,7 +181,7 @@ static void pump(struct inflow *flow) {
       return;
     }
     buffer_consume(&flow->queue, (size_t)written);
-    acknowledge(flow, (size_t)written);
+    owe(flow, (size_t)written);
   }
   settle(flow);
 }
@@ -189,8 +202,8 @@ void inflow_start(struct inflow *flow, int fd) {
 
 bool inflow_push(struct inflow *flow, const uint8_t *data, size_t length) {
   if (flow->closed) return true; /* it was on its way when the reader ended */
-  if (flow->eof) return false;
-  if (buffer_length(&flow->queue) + length > (size_t)STREAM_WINDOW + flow->uncredited) return false;
+  if (flow->eof || length > flow->window) return false;
+  flow->window -= (uint32_t)length;
   size_t done = 0;
   if (flow->source.fd >= 0 && buffer_length(&flow->queue) == 0) {
     ssize_t written = write_some(flow, data, length);
@@ -199,7 +212,7 @@ bool inflow_push(struct inflow *flow, const uint8_t *data, size_t length) {
       return true;
     }
     done = (size_t)written;
-    if (done > 0) acknowledge(flow, done);
+    owe(flow, done);
   }
   buffer_append(&flow->queue, data + done, length - done);
   if (flow->source.fd >= 0) settle(flow);
@@ -214,11 +227,14 @@ void inflow_end(struct inflow *flow) {
 
 void inflow_restart_window(struct inflow *flow) {
   flow->uncredited = buffer_length(&flow->queue);
+  flow->owed = 0;
+  flow->window = STREAM_WINDOW;
   if (flow->uncredited >= INFLOW_LIMIT && !flow->closed) inflow_fail(flow, EPIPE);
 }
 
 void inflow_stop(struct inflow *flow) {
   flow->closed = true;
+  if (flow->owing) channel_forget_owing(&flow->agent->channel, flow);
   buffer_free(&flow->queue);
   loop_close_source(&flow->agent->loop, &flow->source);
 }

@@ -51,7 +51,11 @@ struct inflow {
   struct source source; /* level-triggered, watched for EPOLLOUT only while bytes wait; fd -1 until started */
   uint32_t stream;
   struct buffer queue;
+  uint32_t window;   /* bytes the host may send */
   size_t uncredited; /* bytes at the head of the queue whose credit belongs to a former connection */
+  uint32_t owed;     /* bytes written whose credit has not been returned */
+  struct inflow *next_owing; /* in the channel's list of flows that owe credit */
+  bool owing;
   bool eof;
   bool closed; /* nothing is accepted any more */
   /* EOF arrived and everything before it was written. May free the flow. */
@@ -69,5 +73,7 @@ void inflow_end(struct inflow *flow);
 /* A new connection gives the host a full window again. */
 void inflow_restart_window(struct inflow *flow);
 void inflow_stop(struct inflow *flow);
+/* Returns the credit of everything written since the last time: one frame for many small pieces. */
+void inflow_return_credit(struct inflow *flow);
 
 #endif

@@ -86,7 +86,8 @@ int write_all(int fd, const void *data, size_t length) {
 }
 
 ssize_t read_small_file(const char *path, char *into, size_t size) {
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  /* Without waiting, should somebody have put a FIFO there. */
+  int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
   if (fd < 0) return -1;
   size_t length = 0;
   ssize_t got = 0;

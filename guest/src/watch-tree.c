@@ -107,6 +107,7 @@ void tree_clear(struct tree *tree) {
   tree->count = 0;
 }
 
+/* With a slash at its end. */
 static void append_directory(struct buffer *into, const struct node *node) {
   if (node->parent == NULL) return;
   append_directory(into, node->parent);
@@ -115,10 +116,11 @@ static void append_directory(struct buffer *into, const struct node *node) {
 }
 
 void tree_path(struct buffer *into, const struct node *node, const char *name) {
+  size_t before = buffer_length(into);
   append_directory(into, node);
   if (name[0] != '\0') {
     buffer_append(into, name, strlen(name));
-  } else if (buffer_length(into) > 0) {
+  } else if (buffer_length(into) > before) {
     into->end--;
   }
 }

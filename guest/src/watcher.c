@@ -42,6 +42,8 @@ struct reported {
 
 struct watcher {
   int inotify;
+  /* Of the watched directory. It is not held open, or as working directory: the kernel would never tell that it is gone. */
+  char *path;
   bool recursive;
   bool limit_hit;
   struct tree tree;
@@ -111,16 +113,23 @@ static bool take_reported(struct watcher *watcher, int descriptor, const char *n
 
 /* --- the tree --------------------------------------------------------------------------------------------------- */
 
-/* Arms a directory; NULL when it is not there any more or cannot be watched. Paths are relative to the watched directory,
- * which is the working directory: so they stay right when something above is renamed. */
+/* The full path of a name in a directory ("" = the directory itself), terminated. */
+static void full_path(const struct watcher *watcher, struct buffer *into, const struct node *node, const char *name) {
+  buffer_append(into, watcher->path, strlen(watcher->path));
+  buffer_append(into, "/", 1);
+  tree_path(into, node, name);
+  buffer_append(into, "", 1);
+}
+
+/* Arms a directory; NULL when it is not there any more or cannot be watched. */
 static struct node *arm(struct watcher *watcher, struct node *parent, const char *name) {
   if (watcher->tree.count >= MAX_DIRECTORIES) {
     watcher->limit_hit = true;
     return NULL;
   }
   struct buffer path = {0};
-  if (parent != NULL) tree_path(&path, parent, name);
-  buffer_append(&path, parent != NULL ? "" : ".", parent != NULL ? 1 : 2);
+  struct node top = {0};
+  full_path(watcher, &path, parent != NULL ? parent : &top, name);
   int descriptor = inotify_add_watch(watcher->inotify, (const char *)buffer_head(&path),
                                      WATCHED | (parent != NULL ? IN_DONT_FOLLOW : 0));
   buffer_free(&path);
@@ -134,8 +143,7 @@ static struct node *arm(struct watcher *watcher, struct node *parent, const char
 static void scan_name(struct watcher *watcher, struct node *node, const char *name, bool report, int depth) {
   struct buffer path = {0};
   struct stat status;
-  tree_path(&path, node, name);
-  buffer_append(&path, "", 1);
+  full_path(watcher, &path, node, name);
   bool present = lstat((const char *)buffer_head(&path), &status) == 0;
   buffer_free(&path);
   if (!present) return;
@@ -157,8 +165,7 @@ static void scan(struct watcher *watcher, struct node *node, bool report, int de
     return;
   }
   struct buffer path = {0};
-  tree_path(&path, node, "");
-  buffer_append(&path, buffer_length(&path) > 0 ? "" : ".", buffer_length(&path) > 0 ? 1 : 2);
+  full_path(watcher, &path, node, "");
   DIR *directory = opendir((const char *)buffer_head(&path));
   buffer_free(&path);
   if (directory == NULL) return;
@@ -212,10 +219,23 @@ static void directory_appeared(struct watcher *watcher, struct node *node, const
   if (child != NULL) scan(watcher, child, true, 0);
 }
 
+/* Whether a name is that of a file without one (O_TMPFILE), which the kernel calls "#" and its inode number in events about
+ * owner and mode. */
+static bool is_unnamed(const struct watcher *watcher, const struct node *node, const struct inotify_event *event) {
+  const char *name = event->name;
+  if (event->mask != IN_ATTRIB || name[0] != '#' || name[1 + strspn(name + 1, "0123456789")] != '\0') return false;
+  struct buffer path = {0};
+  struct stat status;
+  full_path(watcher, &path, node, name);
+  bool present = lstat((const char *)buffer_head(&path), &status) == 0;
+  buffer_free(&path);
+  return !present;
+}
+
 static void handle_child(struct watcher *watcher, struct node *node, const struct inotify_event *event) {
   const char *name = event->name;
   bool is_directory = (event->mask & IN_ISDIR) != 0;
-  if (strncmp(name, HIDDEN_PREFIX, sizeof HIDDEN_PREFIX - 1) == 0) return;
+  if (strncmp(name, HIDDEN_PREFIX, sizeof HIDDEN_PREFIX - 1) == 0 || is_unnamed(watcher, node, event)) return;
   if ((event->mask & IN_CREATE) != 0 && take_reported(watcher, event->wd, name)) return;
   if ((event->mask & (IN_DELETE | IN_MOVED_FROM)) != 0) take_reported(watcher, event->wd, name);
   if (is_directory && watcher->recursive && (event->mask & (IN_CREATE | IN_MOVED_TO)) != 0) {
@@ -278,7 +298,8 @@ void watcher_run(void *context) {
   uint32_t flags = take_u32(&reader);
   if (path[0] != '/') fail(STATUS_INVALID, EINVAL, "the path must be absolute");
   struct watcher watcher = {.recursive = (flags & WATCH_RECURSIVE) != 0};
-  if (chdir(path) != 0) fail(status_of_errno(errno), errno, path);
+  watcher.path = realpath(path, NULL);
+  if (watcher.path == NULL) fail(status_of_errno(errno), errno, path);
   watcher.inotify = inotify_init1(IN_CLOEXEC);
   if (watcher.inotify < 0) fail(STATUS_LIMIT, errno, "inotify");
   build(&watcher);

@@ -1,0 +1,38 @@
+import type { Agent, GuestProcess, ProcessExit, SpawnRequest } from '@agentenv/agent';
+
+export interface Finished extends ProcessExit {
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+/** Starts a process with everything at its simplest: root, in /, no stdin. */
+export function start(agent: Agent, argv: readonly string[], more: Partial<SpawnRequest> = {}): Promise<GuestProcess> {
+  return agent.spawn({
+    user: 'root',
+    argv,
+    env: {},
+    cwd: '/',
+    defaultCwd: '/',
+    stdin: false,
+    tag: '',
+    config: new Uint8Array(),
+    killAfterMs: 0,
+    ...more,
+  });
+}
+
+/** Collects the output of a process and waits for its end. */
+export async function finish(process: GuestProcess): Promise<Finished> {
+  const text = { stdout: '', stderr: '', pty: '' };
+  process.onOutput(({ stream, data }) => {
+    text[stream] += Buffer.from(data).toString();
+  });
+  const exit = await process.exit;
+  await process.outputEnd;
+  return { ...exit, stdout: text.stdout + text.pty, stderr: text.stderr };
+}
+
+/** Runs a shell script to its end. */
+export async function sh(agent: Agent, script: string, more: Partial<SpawnRequest> = {}): Promise<Finished> {
+  return await finish(await start(agent, ['sh', '-c', script], more));
+}

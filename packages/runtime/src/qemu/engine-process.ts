@@ -22,7 +22,7 @@ function exitOf(child: ChildProcess): Promise<string> {
 }
 
 /**
- * Starts a detached process, leader of its own session, with an empty environment. Disposing kills it and resolves when it
+ * Starts a detached process, leader of its own session, with nothing of our environment. Disposing kills it and resolves when it
  * is gone; rejects with `deadline_exceeded` when it does not go.
  */
 export function startEngineProcess(program: string, args: readonly string[], clock: Clock): EngineProcess {

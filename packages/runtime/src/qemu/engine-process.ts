@@ -22,8 +22,8 @@ function exitOf(child: ChildProcess): Promise<string> {
 }
 
 /**
- * Starts a detached process, leader of its own session, with nothing of our environment. Disposing kills it and resolves when it
- * is gone; rejects with `deadline_exceeded` when it does not go.
+ * Starts a detached process, leader of its own session, with nothing of our environment. Disposing kills it and resolves
+ * when it is gone; rejects with `deadline_exceeded` when it does not go.
  */
 export function startEngineProcess(program: string, args: readonly string[], clock: Clock): EngineProcess {
   // The engine ignores SIGPIPE: when this server dies its last words are lost and nothing else.

@@ -32,7 +32,7 @@ struct agent {
   bool owns_system; /* clock and host name are the sandbox's, not those of the machine the agent is tested on */
 };
 
-/* Tells every stream; a resync also ends a quiesce. */
+/* Tells every stream, and the generation of a resync. */
 void agent_upheaval(struct agent *agent, enum upheaval what);
 
 #endif

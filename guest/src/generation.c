@@ -35,6 +35,20 @@ static void lease_over(struct timer *timer) {
   generation_thaw(agent_of(container_of(timer, struct generation, lease)));
 }
 
+static void arm_lease(struct agent *agent) {
+  struct generation *generation = &agent->generation;
+  generation->lease.fire = lease_over;
+  loop_arm(&agent->loop, &generation->lease, monotonic_ns() + minimum(generation->lease_ms, MAX_LEASE_MS) * NS_PER_MS);
+}
+
+void generation_resync(struct agent *agent) {
+  if (agent->generation.state == GENERATION_QUIESCED) {
+    arm_lease(agent);
+  } else {
+    generation_thaw(agent);
+  }
+}
+
 static void freeze_failed(struct timer *timer) {
   struct agent *agent = agent_of(container_of(timer, struct generation, freeze_deadline));
   uint32_t stream = agent->generation.quiesce.id;
@@ -54,8 +68,7 @@ static void frozen(struct agent *agent) {
   put_u64(body, (now - generation->freeze_started_ns) / 1000);
   channel_end(&agent->channel);
   channel_hold(&agent->channel);
-  generation->lease.fire = lease_over;
-  loop_arm(&agent->loop, &generation->lease, now + minimum(generation->lease_ms, MAX_LEASE_MS) * NS_PER_MS);
+  arm_lease(agent);
 }
 
 static void quiesce_reset(struct stream *stream) {

@@ -32,5 +32,8 @@ void generation_quiesce(struct agent *agent, const struct request *request);
 void generation_activate(struct agent *agent, const struct request *request);
 /* Ends a quiesce, or one under way, without an answer. */
 void generation_thaw(struct agent *agent);
+/* A new connection. A frozen guest may be a copy that was just restored: its processes must not run before activate has
+ * reseeded the random numbers, so it stays frozen for another lease. */
+void generation_resync(struct agent *agent);
 
 #endif

@@ -36,12 +36,12 @@ struct options {
 struct signals {
   struct source source;
   struct agent *agent;
-  bool ended; /* told to end; only without being the machine's init */
+  bool ended; /* told to end, which for a container's PID 1 is also what `poweroff` does */
 };
 
 void agent_upheaval(struct agent *agent, enum upheaval what) {
   streams_upheaval(&agent->streams, what);
-  if (what == UPHEAVAL_RESYNC) generation_thaw(agent);
+  if (what == UPHEAVAL_RESYNC) generation_resync(agent);
 }
 
 static void signals_ready(struct source *source, uint32_t events) {
@@ -51,7 +51,7 @@ static void signals_ready(struct source *source, uint32_t events) {
   while (read(source->fd, &info, sizeof info) == (ssize_t)sizeof info) {
     if (info.ssi_signo == SIGCHLD) continue;
     if (signals->agent->is_init && signals->agent->channel.is_port) shutdown_now((int)info.ssi_signo);
-    if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT) signals->ended = true;
+    signals->ended = true;
   }
   helpers_reap(signals->agent);
 }

@@ -67,11 +67,22 @@ describe.runIf(process.getuid?.() === 0)('quiesce', () => {
     await agent.ping();
   });
 
-  test('ends with a new connection', async () => {
-    await agent.quiesce(60_000);
+  test('outlives the connection: the next one is answered, and its activate thaws', async () => {
+    await agent.quiesce(10_000);
     await agent[Symbol.asyncDispose]();
     agent = await guest.connect();
+    await agent.ping();
+    expect(await frozen()).toBe(true);
+    await agent.activate(activation({ resetStreams: true }));
     expect(await frozen()).toBe(false);
+    expect((await sh(agent, 'echo alive')).stdout).toBe('alive\n');
+  });
+
+  test('of a connection that is replaced begins its lease anew', async () => {
+    await agent.quiesce(400);
+    await agent[Symbol.asyncDispose]();
+    agent = await guest.connect();
+    await expect.poll(frozen, { timeout: 5000 }).toBe(false);
     expect((await sh(agent, 'echo alive')).stdout).toBe('alive\n');
   });
 

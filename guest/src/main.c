@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -105,9 +106,18 @@ static struct options parse_options(char **arguments) {
   return options;
 }
 
+/* The agent may need a few descriptors for each process and connection. */
+static void raise_limit_of_files(void) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 /* Serves one channel until told to end; as PID 1 of a VM that never happens. */
 static void serve(struct agent *agent, const struct options *options) {
   struct signals signals;
+  raise_limit_of_files();
   loop_open(&agent->loop);
   signals_open(&signals, agent);
   /* A guest that runs out of memory shall lose a process of the user, never the agent. */

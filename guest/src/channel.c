@@ -16,8 +16,11 @@
 #define FILL MAX_DATA
 /* Control frames waiting beyond this, bytes, stop the reading of requests and events. */
 #define CONGESTED (512u * 1024)
-/* Reads and writes of one turn, so that others get theirs. */
-#define ROUNDS 16
+/* Reads and writes of one turn, so that others get theirs. A virtio port gives 4 KiB to each read. */
+#define READS 64
+#define WRITES 16
+/* A virtio port takes this much at once, bytes: frames are cut so that they fill it. */
+#define PORT_WRITE 32768u
 
 static void disconnect(struct channel *channel) {
   loop_close_source(&channel->agent->loop, &channel->source);
@@ -229,23 +232,27 @@ static void line_up_control(struct channel *channel) {
   channel->control = empty;
 }
 
+/* The largest payload whose frame ends with a write, or with the next one when there is hardly room in this. */
+static size_t room_in_write(const struct buffer *sending) {
+  size_t left = PORT_WRITE - buffer_length(sending) % PORT_WRITE;
+  if (left < PORT_WRITE / 8) left += PORT_WRITE;
+  return left - FRAME_HEADER;
+}
+
 /* A little DATA of every ready flow in turn. */
 static void line_up_data(struct channel *channel) {
-  size_t filled = 0;
   /* Without channel credit flows stay where they are, but an EOF may pass. */
   size_t passes = channel->ready_count;
-  while (channel->ready != NULL && filled < FILL) {
+  while (channel->ready != NULL && buffer_length(&channel->sending) < FILL) {
     struct outflow *flow = channel->ready;
-    size_t limit = minimum(flow->frame, channel->credit);
+    size_t limit = minimum(minimum(flow->frame, room_in_write(&channel->sending)), channel->credit);
     if (limit == 0 && !flow->eof_due) {
       if (passes-- == 0) return;
       channel->ready = flow->next;
       continue;
     }
     channel_dequeue(channel, flow);
-    size_t moved = outflow_pull(flow, &channel->sending, limit);
-    channel->credit -= moved;
-    filled += moved;
+    channel->credit -= outflow_pull(flow, &channel->sending, limit);
   }
 }
 
@@ -269,24 +276,38 @@ static void transmit(struct channel *channel) {
   }
 }
 
-void channel_service(struct channel *channel) {
-  for (int round = 0; round < ROUNDS; round++) {
+/* Reads and handles what has arrived; whether there may be more. */
+static bool service_input(struct channel *channel) {
+  for (int reads = 0; reads < READS; reads++) {
     handle_input(channel);
-    if (channel->readable && !channel_congested(channel)) {
-      receive(channel);
-      handle_input(channel);
-    }
-    return_credit(channel);
-    if (channel->decoder.synced) {
-      fill(channel);
-    } else {
-      /* Whoever connects next starts with a resync, which would drop this anyway. */
-      buffer_clear(&channel->sending);
-      buffer_clear(&channel->control);
-    }
-    bool sending = buffer_length(&channel->sending) > 0;
-    if (sending && channel->writable) transmit(channel);
-    if (!(channel->readable && !channel_congested(channel)) && !(sending && channel->writable)) return;
+    channel->stalled = channel_congested(channel);
+    if (!channel->readable || channel->stalled) return false;
+    receive(channel);
   }
-  channel->agent->loop.unfinished = true;
+  handle_input(channel);
+  return true;
+}
+
+/* Sends what can be sent; whether there may be more. */
+static bool service_output(struct channel *channel) {
+  for (int writes = 0; writes < WRITES; writes++) {
+    fill(channel);
+    if (buffer_length(&channel->sending) == 0 || !channel->writable) return false;
+    transmit(channel);
+  }
+  return true;
+}
+
+void channel_service(struct channel *channel) {
+  bool more = service_input(channel);
+  return_credit(channel);
+  if (channel->decoder.synced) {
+    more |= service_output(channel);
+  } else {
+    /* Whoever connects next starts with a resync, which would drop this anyway. */
+    buffer_clear(&channel->sending);
+    buffer_clear(&channel->control);
+  }
+  more |= channel->stalled && !channel_congested(channel);
+  if (more) channel->agent->loop.unfinished = true;
 }

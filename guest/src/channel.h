@@ -19,7 +19,8 @@ struct channel {
   bool is_port;
   bool readable;
   bool writable;
-  bool held; /* quiesced: nothing leaves behind what is in `sending` */
+  bool stalled; /* requests wait for the answers before them to leave */
+  bool held;    /* quiesced: nothing leaves behind what is in `sending` */
   struct decoder decoder;
   struct buffer sending; /* whole frames on their way, the first one perhaps partly sent */
   struct buffer control; /* control frames, they leave as soon as `sending` is empty */

@@ -45,6 +45,9 @@ static void deadline_due(struct timer *timer) {
   end(watch);
 }
 
+/* While the channel is held its events would fill the room that the next request needs. */
+static bool must_wait(const struct channel *channel) { return channel_congested(channel) || channel->held; }
+
 static void watcher_message(struct helper *helper, uint8_t kind, const uint8_t *payload, size_t length) {
   struct watch *watch = container_of(helper, struct watch, helper);
   struct channel *channel = &watch->agent->channel;
@@ -62,7 +65,7 @@ static void watcher_message(struct helper *helper, uint8_t kind, const uint8_t *
   }
   /* A guest that changes files faster than the host listens waits in the watcher's socket, then in its inotify queue,
    * whose overflow is an event too. */
-  if (channel_congested(channel) && !watch->paused) {
+  if (must_wait(channel) && !watch->paused) {
     watch->paused = true;
     helper_pause(helper, true);
   }
@@ -114,7 +117,7 @@ void watch_request(struct agent *agent, const struct request *request) {
 }
 
 void watches_resume(struct agent *agent) {
-  if (channel_congested(&agent->channel)) return;
+  if (must_wait(&agent->channel)) return;
   for (struct watch *watch = agent->watches.first; watch != NULL; watch = watch->next) {
     if (!watch->paused) continue;
     watch->paused = false;

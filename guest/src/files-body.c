@@ -1,4 +1,4 @@
-/* read-file, and moving bytes. */
+/* read-file. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,36 +12,27 @@
 #include "protocol.gen.h"
 #include "util.h"
 
-#define CHUNK (256u * 1024)
-#define TO_THE_END UINT64_MAX
+/* One read of the file, bytes. */
+#define CHUNK (128u * 1024)
 
-/* Without copying through user space; -1 with EINVAL where a file system cannot. */
-static ssize_t pour_by_splice(int from, int to, size_t length) { return splice(from, NULL, to, NULL, length, SPLICE_F_MOVE); }
-
-static ssize_t pour_by_copy(int from, int to, size_t length) {
-  static char chunk[65536];
-  ssize_t got = read(from, chunk, minimum(length, sizeof chunk));
-  if (got > 0 && write_all(to, chunk, (size_t)got) != 0) return -1;
-  return got;
-}
-
-int64_t files_pour(int from, int to, uint64_t limit) {
-  int64_t total = 0;
-  bool can_splice = true;
+/* Moves the file into the ring, to its end or `limit` bytes; false with errno when it cannot be read. */
+static bool pour(int file, struct ring *body, uint64_t limit) {
   while (limit > 0) {
-    size_t length = minimum(limit, CHUNK);
-    ssize_t moved = can_splice ? pour_by_splice(from, to, length) : pour_by_copy(from, to, length);
-    if (moved < 0 && errno == EINTR) continue;
-    if (moved < 0 && can_splice && (errno == EINVAL || errno == ENOSYS)) {
-      can_splice = false;
+    size_t room;
+    uint8_t *at = ring_free(body, &room);
+    if (room == 0) {
+      if (ring_await_space(body)) ring_sleep(body->drained);
       continue;
     }
-    if (moved < 0) return -1;
-    if (moved == 0) break;
-    total += moved;
-    limit -= (uint64_t)moved;
+    room = minimum(room, CHUNK);
+    ssize_t got = read(file, at, minimum(room, limit));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return false;
+    if (got == 0) break;
+    limit -= (uint64_t)got;
+    ring_publish(body, (size_t)got, RING_AT_ONCE);
   }
-  return total;
+  return true;
 }
 
 /* Opens a file for reading. Everything but regular files is refused before it is opened: already opening a FIFO has
@@ -72,7 +63,7 @@ static void skip_to(int fd, uint64_t offset, const char *path) {
   if (lseek(fd, (off_t)offset, SEEK_SET) < 0) files_fail_errno(errno == ESPIPE ? EINVAL : errno, path);
 }
 
-void files_read(struct reader *request) {
+void files_read(struct reader *request, struct ring *body) {
   char *path = take_string(request);
   uint64_t offset = take_u64(request);
   uint64_t length = take_u64(request);
@@ -82,11 +73,12 @@ void files_read(struct reader *request) {
   skip_to(fd, offset, path);
   posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
   struct user_tables tables = user_tables_load();
-  struct buffer body = {0};
-  put_u32(&body, 1);
-  files_put_open_entry(&body, &tables, path, fd);
-  files_respond(&body);
+  struct buffer entry = {0};
+  put_u32(&entry, 1);
+  files_put_open_entry(&entry, &tables, path, fd);
+  files_respond(&entry);
   /* To the end of the file, not to its size: files of procfs have none. */
-  if (files_pour(fd, HELPER_KEPT + FILES_BODY, length) < 0) _exit(STATUS_IO);
+  if (!pour(fd, body, length)) _exit(STATUS_IO);
+  ring_end(body);
   _exit(STATUS_OK);
 }

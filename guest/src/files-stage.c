@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
@@ -206,13 +207,16 @@ static int link_stage(const struct stage *stage, const char *path) {
   return 0;
 }
 
-/* Appearing by a link is only a "create" to a watch; whoever waits for content expects a "modify" too. */
-static void announce_content(const char *path, uint64_t size) {
-  if (size == 0) return;
-  int fd = open(path, O_WRONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+/* Appearing by a link is only a "create" to a watch; whoever waits for content expects a "modify" too. The name may mean
+ * another file by now, which is not to be touched. */
+static void announce_content(const struct stage *stage, const char *path, uint64_t size) {
+  struct stat staged;
+  struct stat named;
+  int fd = size > 0 ? open(path, O_WRONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC) : -1;
   if (fd < 0) return;
-  int ignored = ftruncate(fd, (off_t)size);
-  (void)ignored;
+  bool same = fstat(stage->fd, &staged) == 0 && fstat(fd, &named) == 0 && staged.st_ino == named.st_ino &&
+              staged.st_dev == named.st_dev;
+  if (same && ftruncate(fd, (off_t)size) != 0) warn("cannot touch %s: %s", path, strerror(errno));
   close(fd);
 }
 
@@ -222,7 +226,7 @@ static int create(const struct stage *stage, const struct target *target, uint64
   if (fchmod(stage->fd, target->owner.mode & ~022u) != 0) return errno;
   int error = set_attributes(stage->fd, target);
   if (error == 0) error = link_stage(stage, target->path);
-  if (error == 0) announce_content(target->path, size);
+  if (error == 0) announce_content(stage, target->path, size);
   return error;
 }
 
@@ -250,20 +254,46 @@ static struct stage prepare(struct target *target) {
   return open_stage(target->path);
 }
 
-void files_write(struct reader *request) {
+/* Writes the body into the stage up to its end; the bytes. A body that never ends, because the agent died, ends this worker
+ * with it. */
+static uint64_t receive(struct ring *body, const struct stage *stage, const char *path) {
+  uint64_t total = 0;
+  for (;;) {
+    size_t length;
+    const uint8_t *at = ring_filled(body, &length);
+    if (length > 0) {
+      if (write_all(stage->fd, at, length) != 0) fail(stage, errno, path);
+      ring_consume(body, length);
+      total += length;
+    } else if (ring_await_data(body)) {
+      ring_sleep(body->filled);
+    } else if (ring_has_ended(body) && (ring_filled(body, &length), length == 0)) {
+      return total;
+    }
+  }
+}
+
+void files_write(struct reader *request, struct ring *body) {
   struct target target = {.path = take_string(request), .replace_attributes = true};
   target.owner = files_take_owner(request);
   target.owner.mode = take_u32(request) & 07777;
   take_u32(request); /* flags: none defined */
   take_attributes(request, &target);
   struct stage stage = prepare(&target);
-  int64_t size = files_pour(HELPER_KEPT + FILES_BODY, stage.fd, UINT64_MAX);
-  if (size < 0) fail(&stage, errno, target.path);
-  /* An end without this byte is an agent that died in the middle. */
-  char commit = 0;
-  if (read(HELPER_CONTROL, &commit, 1) != 1 || commit != FILES_COMMIT) fail(&stage, ECANCELED, target.path);
-  put_in_place(&stage, &target, (uint64_t)size);
-  finish((uint64_t)size);
+  uint64_t size = receive(body, &stage, target.path);
+  put_in_place(&stage, &target, size);
+  finish(size);
+}
+
+/* Adds a file to the stage and its length to `size`; 0 or errno. */
+static int append_file(int from, int to, uint64_t *size) {
+  for (;;) {
+    ssize_t moved = sendfile(to, from, NULL, 1 << 20);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0) return errno;
+    if (moved == 0) return 0;
+    *size += (uint64_t)moved;
+  }
 }
 
 static int open_source(const struct stage *stage, const char *path) {
@@ -289,9 +319,8 @@ void files_compose(struct reader *request) {
   uint64_t size = 0;
   for (char **source = sources; *source != NULL; source++) {
     int fd = open_source(&stage, *source);
-    int64_t poured = files_pour(fd, stage.fd, UINT64_MAX);
-    if (poured < 0) fail(&stage, errno, target.path);
-    size += (uint64_t)poured;
+    int error = append_file(fd, stage.fd, &size);
+    if (error != 0) fail(&stage, error, target.path);
     close(fd);
   }
   put_in_place(&stage, &target, size);

@@ -72,8 +72,10 @@ static void remove_temporary(struct reader *request) {
 }
 
 void files_run(void *context) {
-  const struct files_task *task = context;
+  struct files_task *task = context;
   struct reader request = reader_of(task->body, task->length);
+  task->ring.filled = HELPER_KEPT + FILES_FILLED;
+  task->ring.drained = HELPER_KEPT + FILES_DRAINED;
   switch (task->op) {
     case OP_ACTIVATE: files_activate(&request); break;
     case OP_LOOKUP_USER: lookup_user(&request); break;
@@ -82,8 +84,8 @@ void files_run(void *context) {
     case OP_MAKE_DIR: files_make_dir(&request); break;
     case OP_RENAME: files_rename(&request); break;
     case OP_REMOVE: files_remove(&request); break;
-    case OP_READ_FILE: files_read(&request); break;
-    case OP_WRITE_FILE: files_write(&request); break;
+    case OP_READ_FILE: files_read(&request, &task->ring); break;
+    case OP_WRITE_FILE: files_write(&request, &task->ring); break;
     case OP_COMPOSE_FILE: files_compose(&request); break;
     case OP_INTERNAL_REMOVE: remove_temporary(&request); break;
     default: files_fail(STATUS_UNSUPPORTED, 0, "not a file operation");

@@ -9,17 +9,16 @@
 
 #include "body.h"
 #include "buffer.h"
+#include "ring.h"
 #include "user.h"
 
 /* Messages to the agent. */
 #define FILES_RESULT 'R'    /* the payload of the RESPONSE */
 #define FILES_TEMPORARY 'T' /* path of a temporary file, to be removed when the worker dies by a signal */
 
-/* Kept descriptor: the agent's or the worker's end of the body. */
-#define FILES_BODY 0
-
-/* The byte that tells a complete body from one whose sender died. */
-#define FILES_COMMIT 'C'
+/* Kept descriptors: the two events of the ring that carries the body. */
+#define FILES_FILLED 0
+#define FILES_DRAINED 1
 
 /* The agent's own operations, beside those of PROTOCOL.md. */
 #define OP_INTERNAL_REMOVE 0xf000u /* path: unlink a temporary file */
@@ -28,6 +27,7 @@ struct files_task {
   uint16_t op;
   const uint8_t *body; /* its layout was checked */
   size_t length;
+  struct ring ring; /* of the body, for read-file and write-file */
 };
 
 /* The `run` of a helper; `context` is a struct files_task. */
@@ -70,12 +70,10 @@ int files_make_path(const char *path, const struct owner *owner, bool *created);
 int files_make_parent(const char *path, const struct owner *owner);
 
 /* files-body.c */
-void files_read(struct reader *request);
-/* Moves everything up to the end of `from`, or `limit` bytes; the bytes moved, or -1 with errno. One end may be a pipe. */
-int64_t files_pour(int from, int to, uint64_t limit);
+void files_read(struct reader *request, struct ring *body);
 
 /* files-stage.c */
-void files_write(struct reader *request);
+void files_write(struct reader *request, struct ring *body);
 void files_compose(struct reader *request);
 
 /* files-activate.c */

@@ -23,11 +23,14 @@ static void queue_if_ready(struct outflow *flow) {
   if (!flow->queued && outflow_ready(flow)) channel_enqueue(&flow->agent->channel, flow);
 }
 
-static void outflow_edge(struct source *source, uint32_t events) {
-  (void)events;
-  struct outflow *flow = container_of(source, struct outflow, source);
+void outflow_poke(struct outflow *flow) {
   flow->readable = true;
   queue_if_ready(flow);
+}
+
+static void outflow_edge(struct source *source, uint32_t events) {
+  (void)events;
+  outflow_poke(container_of(source, struct outflow, source));
 }
 
 void outflow_init(struct outflow *flow, struct agent *agent, uint32_t stream) {
@@ -139,7 +142,8 @@ static void inflow_fail(struct inflow *flow, int error) {
 static ssize_t write_some(struct inflow *flow, const uint8_t *data, size_t length) {
   size_t done = 0;
   while (done < length) {
-    ssize_t written = write(flow->source.fd, data + done, length - done);
+    ssize_t written = flow->take != NULL ? flow->take(flow, data + done, length - done)
+                                         : write(flow->source.fd, data + done, length - done);
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) break;
     if (written < 0) return -1;
@@ -165,7 +169,8 @@ void inflow_return_credit(struct inflow *flow) {
 /* After a write: waits for room, or reports the end. May free the flow. */
 static void settle(struct inflow *flow) {
   bool waiting = buffer_length(&flow->queue) > 0;
-  loop_watch(&flow->agent->loop, &flow->source, waiting ? EPOLLOUT : 0);
+  uint32_t events = flow->take != NULL ? (uint32_t)(EPOLLIN | EPOLLET) : (waiting ? EPOLLOUT : 0);
+  loop_watch(&flow->agent->loop, &flow->source, events);
   if (!waiting && flow->eof && !flow->closed) {
     flow->closed = true;
     flow->drained(flow);

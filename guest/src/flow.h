@@ -43,12 +43,16 @@ void outflow_zero_credit(struct outflow *flow);
 void outflow_finish(struct outflow *flow);
 /* Ends the flow silently and closes its descriptor. */
 void outflow_stop(struct outflow *flow);
+/* The source may have something without its descriptor having told. */
+void outflow_poke(struct outflow *flow);
 /* Moves at most `limit` bytes of DATA as one frame into `into`; the bytes moved. May free the flow. */
 size_t outflow_pull(struct outflow *flow, struct buffer *into, size_t limit);
 
 struct inflow {
   struct agent *agent;
   struct source source; /* level-triggered, watched for EPOLLOUT only while bytes wait; fd -1 until started */
+  /* Where bytes go when it is not `source.fd`; like write(2), and an edge of EPOLLIN on `source.fd` follows EAGAIN. */
+  ssize_t (*take)(struct inflow *flow, const uint8_t *data, size_t length);
   uint32_t stream;
   struct buffer queue;
   uint32_t window;   /* bytes the host may send */

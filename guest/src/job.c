@@ -2,10 +2,8 @@
 #include "job.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +12,7 @@
 #include "dispatch.h"
 #include "files.h"
 #include "protocol.gen.h"
+#include "ring.h"
 #include "util.h"
 
 /* Workers at the same time. Transfers wait for their peer most of the time, so a few of them must not take the place of
@@ -24,9 +23,6 @@
 #define MAX_WORKERS 64
 /* Waiting and running. */
 #define MAX_JOBS 256
-
-/* Fewer switches between worker and agent than with the usual 64 KiB, bytes. */
-#define BODY_PIPE (256 * 1024)
 
 enum job_kind {
   JOB_SHORT,
@@ -47,7 +43,7 @@ struct job {
   struct timer deadline;
   struct inflow in;   /* write-file */
   struct outflow out; /* read-file */
-  int out_end;        /* the agent's end of the body until the flow takes it */
+  struct ring ring;   /* the body of either */
   bool started;
   bool killed;
   bool responded;
@@ -75,12 +71,11 @@ static void end(struct job *job) {
   loop_disarm(&job->agent->loop, &job->deadline);
   if (job->op == OP_WRITE_FILE) inflow_stop(&job->in);
   if (job->op == OP_READ_FILE) outflow_stop(&job->out);
-  close_fd(&job->out_end);
+  ring_close(&job->ring);
   if (!job->started || job->reaped) job_free(job);
 }
 
 static void cancel(struct job *job) {
-  /* Killed before its body ends below: an EOF without a commit must not reach a living worker. */
   if (job->started) helper_kill(&job->helper);
   job->killed = true;
   end(job);
@@ -151,19 +146,51 @@ static const struct stream_ops stream_ops = {
 
 /* --- the body --------------------------------------------------------------------------------------------------- */
 
-/* The whole body is in the pipe: says so, and lets the worker see its end. */
-static void body_complete(struct inflow *flow) {
+static ssize_t body_take(struct inflow *flow, const uint8_t *data, size_t length) {
   struct job *job = container_of(flow, struct job, in);
-  const char commit = FILES_COMMIT;
-  ssize_t ignored = send(job->helper.control.fd, &commit, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
-  (void)ignored;
+  size_t room;
+  uint8_t *at = ring_free(&job->ring, &room);
+  if (room == 0) {
+    if (!ring_await_space(&job->ring)) return body_take(flow, data, length);
+    errno = EAGAIN;
+    return -1;
+  }
+  room = minimum(room, length);
+  bulk_copy(at, data, room);
+  ring_publish(&job->ring, room, RING_WHEN_WORTHWHILE);
+  return (ssize_t)room;
+}
+
+static void body_complete(struct inflow *flow) {
+  ring_end(&container_of(flow, struct job, in)->ring);
   inflow_stop(flow);
 }
 
-/* The worker closed its end early; its response says why. */
+/* Cannot happen with a ring; the response of the worker says what is wrong. */
 static void body_refused(struct inflow *flow, int error) {
   (void)error;
   inflow_stop(flow);
+}
+
+static ssize_t body_give(struct outflow *flow, uint8_t *into, size_t room) {
+  struct job *job = container_of(flow, struct job, out);
+  size_t length;
+  const uint8_t *at = ring_filled(&job->ring, &length);
+  if (length == 0) {
+    /* A worker that is gone adds nothing, whether it came to the end or not; its exit status tells. */
+    if (ring_has_ended(&job->ring) || job->reaped) {
+      ring_filled(&job->ring, &length);
+      if (length == 0) return 0;
+      return body_give(flow, into, room);
+    }
+    if (!ring_await_data(&job->ring)) return body_give(flow, into, room);
+    errno = EAGAIN;
+    return -1;
+  }
+  length = minimum(length, room);
+  bulk_copy(into, at, length);
+  ring_consume(&job->ring, length);
+  return (ssize_t)length;
 }
 
 /* The body of a read-file is complete only if its worker says so by its exit status. */
@@ -202,9 +229,9 @@ static void worker_result(struct job *job, const uint8_t *payload, size_t length
   job->responded = true;
   channel_respond_raw(&job->agent->channel, job->stream.id, payload, length);
   if (job->op == OP_READ_FILE && status == STATUS_OK) {
-    int fd = job->out_end;
-    job->out_end = -1;
-    outflow_start(&job->out, fd);
+    int filled = job->ring.filled;
+    job->ring.filled = -1; /* the flow's from here on */
+    outflow_start(&job->out, filled);
   } else {
     end(job);
   }
@@ -236,6 +263,7 @@ static void worker_reaped(struct helper *helper, int status) {
   if (job->stream.ops == NULL && job->kind != JOB_OWN) {
     job_free(job);
   } else if (job->op == OP_READ_FILE && job->responded) {
+    if (!job->out.source_done) outflow_poke(&job->out);
     finish_read(job);
   } else {
     respond_error(job, STATUS_IO, 0, "the file worker ended early");
@@ -247,32 +275,19 @@ static void worker_reaped(struct helper *helper, int status) {
 static const struct helper_ops worker_ops = {.message = worker_message, .reaped = worker_reaped};
 
 static bool start(struct job *job) {
-  int ends[2] = {-1, -1};
-  bool writes = job->op == OP_WRITE_FILE;
-  bool has_body = writes || job->op == OP_READ_FILE;
-  if (has_body && pipe2(ends, O_CLOEXEC) != 0) return false;
-  if (has_body) fcntl(ends[0], F_SETPIPE_SZ, BODY_PIPE);
-  int *ours = &ends[writes ? 1 : 0];
-  int *theirs = &ends[writes ? 0 : 1];
-  struct files_task task = {.op = job->op, .body = job->body, .length = job->length};
-  struct helper_plan plan = {.run = files_run, .context = &task, .keep = theirs, .keep_count = 1};
-  if (!helper_start(&job->helper, job->agent, &worker_ops, &plan)) {
-    int error = errno;
-    close_fd(&ends[0]);
-    close_fd(&ends[1]);
-    errno = error;
-    return false;
-  }
+  bool has_body = job->op == OP_WRITE_FILE || job->op == OP_READ_FILE;
+  if (has_body && !ring_open(&job->ring)) return false;
+  struct files_task task = {.op = job->op, .body = job->body, .length = job->length, .ring = job->ring};
+  const int keep[] = {job->ring.filled, job->ring.drained};
+  struct helper_plan plan = {.run = files_run, .context = &task, .keep = keep, .keep_count = has_body ? 2 : 0};
+  if (!helper_start(&job->helper, job->agent, &worker_ops, &plan)) return false;
   job->started = true;
   free(job->body);
   job->body = NULL;
-  close_fd(theirs);
-  if (!has_body) return true;
-  set_nonblocking(*ours);
-  if (writes) {
-    inflow_start(&job->in, *ours);
-  } else {
-    job->out_end = *ours;
+  if (job->op == OP_WRITE_FILE) {
+    int drained = job->ring.drained;
+    job->ring.drained = -1; /* the flow's from here on */
+    inflow_start(&job->in, drained);
   }
   return true;
 }
@@ -307,7 +322,6 @@ static struct job *add(struct agent *agent, uint16_t op, const uint8_t *body, si
   struct job *job = must_alloc(sizeof *job);
   job->agent = agent;
   job->op = op;
-  job->out_end = -1;
   job->body = must_alloc(length);
   if (length > 0) memcpy(job->body, body, length);
   job->length = length;
@@ -333,9 +347,11 @@ void job_request(struct agent *agent, const struct request *request) {
   job->kind = transfer ? JOB_TRANSFER : JOB_SHORT;
   streams_add(&agent->streams, &job->stream, request->stream, &stream_ops);
   inflow_init(&job->in, agent, request->stream);
+  job->in.take = body_take;
   job->in.drained = body_complete;
   job->in.failed = body_refused;
   outflow_init(&job->out, agent, request->stream);
+  job->out.produce = body_give;
   job->out.done = body_read;
   job->out.finished = body_sent;
   arm(job, request->deadline_ms);

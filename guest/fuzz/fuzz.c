@@ -138,6 +138,8 @@ static void make_record(struct buffer *into, const uint8_t key[KEY_SIZE]) {
   buffer_append(into, nonce, sizeof nonce);
 }
 
+static const uint32_t edges[] = {0, 1, MAX_DATA, MAX_DATA + 1, MAX_CONTROL, UINT32_MAX};
+
 static void mutate(struct buffer *input) {
   for (size_t count = random_below(4); count > 0 && buffer_length(input) > 0; count--) {
     uint8_t *head = buffer_head(input);
@@ -148,7 +150,7 @@ static void mutate(struct buffer *input) {
       case 1: head[at] ^= (uint8_t)(1 << random_below(8)); break;
       case 2: input->end -= random_below(length - at + 1); break;
       case 3: /* an integer at the edges of its range */
-        if (length - at >= 4) store_u32(head + at, (uint32_t[]){0, 1, MAX_DATA, MAX_DATA + 1, MAX_CONTROL, UINT32_MAX}[random_below(6)]);
+        if (length - at >= 4) store_u32(head + at, edges[random_below(array_length(edges))]);
         break;
       default: { /* a piece is missing */
         size_t cut = random_below(minimum(length - at, 40) + 1);

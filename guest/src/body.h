@@ -31,11 +31,12 @@ uint64_t take_u64(struct reader *reader);
 const uint8_t *take_bytes(struct reader *reader, size_t length);
 /* A str or bytes field, in place. */
 struct span take_span(struct reader *reader);
-/* A str field as a fresh C string, and a list<str> as a NULL-terminated array; to be freed by the caller (or by the end of its process). */
+/* A str field as a fresh C string, and a list<str> as a NULL-terminated array; to be freed by the caller or with its process. */
 char *take_string(struct reader *reader);
 char **take_strings(struct reader *reader);
 
-/* Whether a body has exactly the layout of a format string of protocol.gen.h: in bounds, no NUL in strings, bools 0 or 1, nothing left. */
+/* Whether a body has exactly the layout of a format string of protocol.gen.h: in bounds, no NUL in strings, bools 0 or 1,
+ * nothing left over. */
 bool body_matches(const char *format, const uint8_t *body, size_t length);
 
 /* The layout of an operation's request as a format string; NULL = unknown operation. */

@@ -75,7 +75,8 @@ static void put_link(struct buffer *into, const char *path, mode_t mode) {
 }
 
 /* The fields of an entry in the order of PROTOCOL.md. */
-static void put_entry(struct buffer *into, const struct user_tables *tables, const char *path, const struct stat *status, int fd) {
+static void put_entry(struct buffer *into, const struct user_tables *tables, const char *path, const struct stat *status,
+                      int fd) {
   char name[256];
   put_string(into, path);
   put_u32(into, type_of(status->st_mode));

@@ -1,4 +1,5 @@
-/* Watches of directories. Each is a child process that waits for inotify and walks directories; the agent passes its events on. */
+/* Watches of directories. Each is a child process that waits for inotify and walks directories; the agent passes on what it
+ * reports. */
 #ifndef AENV_WATCH_H
 #define AENV_WATCH_H
 

@@ -28,7 +28,7 @@ export default defineConfig({
       {
         test: {
           name: 'vm',
-          include: ['packages/**/*.vm.test.ts', 'e2e/**/*.vm.test.ts'],
+          include: ['packages/**/*.vm.test.ts', 'guest/**/*.vm.test.ts', 'e2e/**/*.vm.test.ts'],
           fileParallelism: false,
           testTimeout: 180_000,
           hookTimeout: 300_000,

@@ -39,6 +39,9 @@ static const char *const device_links[][2] = {
     {"/proc/self/fd/2", "/dev/stderr"},
 };
 
+/* As distributions set them: no links to files of others, no following of links that others left in shared directories. */
+static const char *const protections[] = {"/proc/sys/fs/protected_hardlinks", "/proc/sys/fs/protected_symlinks"};
+
 bool kernel_parameter(const struct kernel_parameters *parameters, const char *name, char *value, size_t size) {
   size_t name_length = strlen(name);
   for (const char *at = parameters->text; *at != '\0';) {
@@ -121,6 +124,9 @@ void environment_prepare(const struct kernel_parameters *parameters) {
   mount_all();
   for (size_t i = 0; i < array_length(device_links); i++) {
     if (symlink(device_links[i][0], device_links[i][1]) != 0 && errno != EEXIST) warn("cannot link %s", device_links[i][1]);
+  }
+  for (size_t i = 0; i < array_length(protections); i++) {
+    if (write_control_file(protections[i], "1") != 0) warn("cannot set %s: %s", protections[i], strerror(errno));
   }
   make_directory("/tmp", 01777);
   make_directory("/run/lock", 01777);

@@ -2,7 +2,7 @@ import type { Duplex } from 'node:stream';
 import { describe, expect, it } from 'vitest';
 import type { Agent } from '../agent.ts';
 import { FRAME, LIMITS, STATUS } from '../generated/protocol.ts';
-import { connectScriptedAgent, type ScriptedGuest, u32Bytes } from '../testing/scripted-guest.ts';
+import { connectScriptedAgent, frameBytes, type ScriptedGuest, u32Bytes } from '../testing/scripted-guest.ts';
 
 async function connected(
   agent: Agent,
@@ -100,6 +100,20 @@ describe('connectPort', () => {
     const lost = once(other.duplex, 'error');
     guest.end();
     expect(await lost).toMatchObject({ code: 'sandbox_unavailable' });
+  });
+
+  it('rejects instead of handing on a connection that was reset right behind its response', async () => {
+    const { agent, guest } = await connectScriptedAgent();
+    await using _agent = agent;
+    const connecting = agent.connectPort(8080);
+    const { stream } = await guest.request('connectPort');
+    guest.raw(
+      Buffer.concat([
+        frameBytes(stream, FRAME.RESPONSE, Buffer.concat([u32Bytes(STATUS.OK), u32Bytes(0)])),
+        frameBytes(stream, FRAME.RESET, u32Bytes(STATUS.IO)),
+      ]),
+    );
+    await expect(connecting).rejects.toMatchObject({ code: 'internal', details: { status: 'IO' } });
   });
 
   it('a refused port is told apart', async () => {

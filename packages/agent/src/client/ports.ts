@@ -1,4 +1,5 @@
 import type { Duplex } from 'node:stream';
+import { PlatformError } from '@agentenv/core';
 import type { Agent } from '../agent.ts';
 import { createByteStream } from '../channel/byte-stream.ts';
 import { GUEST_STREAMS } from '../channel/channel.ts';
@@ -46,7 +47,10 @@ export function createPorts(
         },
       );
       await call.response;
-      return connection.duplex;
+      const { duplex } = connection;
+      // The guest reset it in the same breath. Its 'close' is over, so whoever waited for one would wait for ever.
+      if (duplex.destroyed) throw duplex.errored ?? new PlatformError('unavailable', 'the connection was reset');
+      return duplex;
     },
 
     async listenPort(port, onConnection, signal) {

@@ -1,13 +1,10 @@
-/* stat and list-dir. */
+/* stat, and the entries of every answer. */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/xattr.h>
-#include <unistd.h>
 
 #include "files.h"
 #include "protocol.gen.h"
@@ -17,23 +14,29 @@
 #define XATTR_PREFIX_LENGTH (sizeof XATTR_PREFIX - 1)
 #define XATTR_LIMIT 65536 /* the kernel's, for the list and for a value */
 
-#define TYPE_OTHER 0u
+/* What an entry's attributes may take together, bytes: an entry must fit into a frame. */
+#define MAX_ATTRIBUTES 131072u
+
+#define TYPE_UNKNOWN 0u
 #define TYPE_FILE 1u
 #define TYPE_DIRECTORY 2u
 #define TYPE_SYMLINK 3u
-
-/* A directory with more names than this is refused: sorting them would take the guest's memory. */
-#define MAX_NAMES (1u << 20)
-/* What the RESPONSE needs beside the entries, bytes. */
-#define LIST_OVERHEAD 64u
-/* Each level keeps a descriptor. */
-#define MAX_DEPTH 512u
+#define TYPE_FIFO 4u
+#define TYPE_SOCKET 5u
+#define TYPE_CHARACTER_DEVICE 6u
+#define TYPE_BLOCK_DEVICE 7u
 
 static uint32_t type_of(mode_t mode) {
-  if (S_ISREG(mode)) return TYPE_FILE;
-  if (S_ISDIR(mode)) return TYPE_DIRECTORY;
-  if (S_ISLNK(mode)) return TYPE_SYMLINK;
-  return TYPE_OTHER;
+  switch (mode & S_IFMT) {
+    case S_IFREG: return TYPE_FILE;
+    case S_IFDIR: return TYPE_DIRECTORY;
+    case S_IFLNK: return TYPE_SYMLINK;
+    case S_IFIFO: return TYPE_FIFO;
+    case S_IFSOCK: return TYPE_SOCKET;
+    case S_IFCHR: return TYPE_CHARACTER_DEVICE;
+    case S_IFBLK: return TYPE_BLOCK_DEVICE;
+    default: return TYPE_UNKNOWN;
+  }
 }
 
 /* Attributes of a path, or of an open file when `path` is NULL; file systems without any simply have none. */
@@ -49,6 +52,7 @@ static void put_xattrs(struct buffer *into, const char *path, int fd) {
     if (strncmp(name, XATTR_PREFIX, XATTR_PREFIX_LENGTH) != 0) continue;
     ssize_t size = path != NULL ? lgetxattr(path, name, value, sizeof value) : fgetxattr(fd, name, value, sizeof value);
     if (size < 0) continue;
+    if (buffer_length(into) - count_at + strlen(name) + (size_t)size > MAX_ATTRIBUTES) break;
     put_string(into, name + XATTR_PREFIX_LENGTH);
     put_bytes(into, value, (size_t)size);
     count++;
@@ -61,7 +65,7 @@ static void put_link(struct buffer *into, const char *path, mode_t mode) {
   struct stat status;
   if (!S_ISLNK(mode)) {
     put_string(into, "");
-    put_u32(into, TYPE_OTHER);
+    put_u32(into, TYPE_UNKNOWN);
     put_u32(into, 0);
   } else if (realpath(path, target) != NULL && stat(target, &status) == 0) {
     put_string(into, target);
@@ -69,7 +73,7 @@ static void put_link(struct buffer *into, const char *path, mode_t mode) {
     put_u32(into, status.st_mode & 07777);
   } else {
     put_string(into, path);
-    put_u32(into, TYPE_OTHER);
+    put_u32(into, TYPE_UNKNOWN);
     put_u32(into, 0);
   }
 }
@@ -98,6 +102,10 @@ static void put_entry(struct buffer *into, const struct user_tables *tables, con
   }
 }
 
+void files_put_entry(struct buffer *into, const struct user_tables *tables, const char *path, const struct stat *status) {
+  put_entry(into, tables, path, status, -1);
+}
+
 void files_put_open_entry(struct buffer *into, const struct user_tables *tables, const char *path, int fd) {
   struct stat status;
   if (fstat(fd, &status) != 0) files_fail_errno(errno, path);
@@ -114,95 +122,4 @@ void files_stat(struct reader *request) {
   put_u32(&body, 1);
   put_entry(&body, &tables, path, &status, -1);
   files_finish(&body);
-}
-
-struct listing {
-  struct buffer body;
-  struct user_tables tables;
-  uint32_t count;
-  uint32_t max;
-  bool truncated;
-};
-
-static int by_name(const void *left, const void *right) {
-  return strcmp(*(const char *const *)left, *(const char *const *)right);
-}
-
-/* All names of a directory, sorted bytewise. Takes the descriptor over. */
-static char **read_names(int fd, size_t *count, const char *path) {
-  DIR *directory = fdopendir(fd);
-  if (directory == NULL) files_fail_errno(errno, path);
-  char **names = NULL;
-  size_t capacity = 0;
-  *count = 0;
-  struct dirent *entry;
-  while ((entry = readdir(directory)) != NULL) {
-    if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-    if (*count == MAX_NAMES) files_fail(STATUS_LIMIT, 0, "too many names in one directory");
-    if (*count == capacity) {
-      capacity = capacity > 0 ? capacity * 2 : 64;
-      names = must_realloc(names, capacity * sizeof *names);
-    }
-    names[*count] = must_alloc(strlen(entry->d_name) + 1);
-    strcpy(names[(*count)++], entry->d_name);
-  }
-  closedir(directory);
-  if (*count > 0) qsort(names, *count, sizeof *names, by_name);
-  return names;
-}
-
-static void list_level(struct listing *listing, int directory, const char *path, uint32_t depth);
-
-/* One name and, if it is a directory and depth is left, what is in it. */
-static void list_name(struct listing *listing, int directory, const char *path, const char *name, uint32_t depth) {
-  struct stat status;
-  if (fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) != 0) return; /* gone meanwhile */
-  size_t size = strlen(path) + strlen(name) + 2;
-  char *full = must_alloc(size);
-  snprintf(full, size, "%s%s%s", path, path[strlen(path) - 1] == '/' ? "" : "/", name);
-  size_t before = buffer_length(&listing->body);
-  put_entry(&listing->body, &listing->tables, full, &status, -1);
-  if (buffer_length(&listing->body) > MAX_CONTROL - LIST_OVERHEAD) {
-    listing->body.end = listing->body.start + before;
-    listing->truncated = true;
-  } else {
-    listing->count++;
-    int child = S_ISDIR(status.st_mode) && depth > 1
-                    ? openat(directory, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
-                    : -1;
-    if (child >= 0) {
-      list_level(listing, child, full, depth - 1);
-      close(child);
-    }
-  }
-  free(full);
-}
-
-static void list_level(struct listing *listing, int directory, const char *path, uint32_t depth) {
-  size_t count;
-  int copy = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (copy < 0) files_fail_errno(errno, path);
-  char **names = read_names(copy, &count, path);
-  for (size_t i = 0; i < count; i++) {
-    if (listing->count == listing->max) listing->truncated = true;
-    if (!listing->truncated) list_name(listing, directory, path, names[i], depth);
-    free(names[i]);
-  }
-  free(names);
-}
-
-void files_list(struct reader *request) {
-  char *path = take_string(request);
-  uint32_t depth = take_u32(request);
-  struct listing listing = {0};
-  listing.max = take_u32(request);
-  files_check_path(path);
-  int directory = open(path, O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC);
-  if (directory < 0) files_fail_errno(errno, path);
-  listing.tables = user_tables_load();
-  put_u32(&listing.body, 0);
-  list_level(&listing, directory, path, minimum(depth > 0 ? depth : 1, MAX_DEPTH));
-  patch_u32(&listing.body, 0, listing.count);
-  put_u8(&listing.body, listing.truncated);
-  files_finish(&listing.body);
 }

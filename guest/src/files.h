@@ -56,9 +56,12 @@ struct owner files_take_owner(struct reader *request);
 
 /* files-entry.c */
 void files_stat(struct reader *request);
-void files_list(struct reader *request);
-/* Appends the entry of an open file. */
+/* Appends the entry of a path, by what lstat said of it, and of an open file. */
+void files_put_entry(struct buffer *into, const struct user_tables *tables, const char *path, const struct stat *status);
 void files_put_open_entry(struct buffer *into, const struct user_tables *tables, const char *path, int fd);
+
+/* files-list.c */
+void files_list(struct reader *request);
 
 /* files-tree.c */
 void files_make_dir(struct reader *request);

@@ -93,8 +93,8 @@
 #define OP_STAT_REQUEST_FORMAT "s" /* path:str */
 #define OP_STAT_RESPONSE_FORMAT "[suquuusslsuuq[sy]]" /* entry:list:entry */
 #define OP_LIST_DIR 22u
-#define OP_LIST_DIR_REQUEST_FORMAT "suu" /* path:str depth:u32 max:u32 */
-#define OP_LIST_DIR_RESPONSE_FORMAT "[suquuusslsuuq[sy]]?" /* entries:list:entry truncated:bool */
+#define OP_LIST_DIR_REQUEST_FORMAT "suuy" /* path:str depth:u32 max:u32 after:bytes */
+#define OP_LIST_DIR_RESPONSE_FORMAT "[suquuusslsuuq[sy]]y" /* entries:list:entry next:bytes */
 #define OP_MAKE_DIR 23u
 #define OP_MAKE_DIR_REQUEST_FORMAT "suuu" /* path:str uid:u32 gid:u32 mode:u32 */
 #define OP_MAKE_DIR_RESPONSE_FORMAT "?" /* created:bool */

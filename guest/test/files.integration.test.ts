@@ -199,20 +199,13 @@ describe('directories', () => {
       link: { target: join(directory, 'b'), type: 'directory' },
     });
     expect(await agent.stat(join(directory, 'd'))).toMatchObject({
-      link: { target: join(directory, 'd'), type: 'other' },
+      link: { target: join(directory, 'd'), type: 'unknown' },
     });
     const through = await agent.listDir(join(directory, 'c'), { depth: 1, max: 10 });
     expect(through.entries.map(({ path }) => path)).toEqual([join(directory, 'c/nested'), join(directory, 'c/z')]);
     await expect(agent.listDir(join(directory, 'a'), { depth: 1, max: 10 })).rejects.toMatchObject(
       status('NOT_DIRECTORY'),
     );
-  });
-
-  test('with more entries than one answer holds: truncated, not refused', async () => {
-    await sh(agent, `cd ${directory} && seq -f 'name-that-is-rather-long-so-that-few-fit-%06g' 12000 | xargs touch`);
-    const { entries, truncated } = await agent.listDir(directory, { depth: 1, max: 100_000 });
-    expect(truncated).toBe(true);
-    expect(entries.length).toBeGreaterThan(3000);
   });
 
   test('are made with parents; only what is new gets the owner', async () => {

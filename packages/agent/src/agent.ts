@@ -35,7 +35,16 @@ export interface GuestUser {
   readonly groups: readonly number[];
 }
 
-export type EntryType = 'other' | 'file' | 'directory' | 'symlink';
+/** `unknown`: what a link that leads nowhere names. */
+export type EntryType =
+  | 'unknown'
+  | 'file'
+  | 'directory'
+  | 'symlink'
+  | 'fifo'
+  | 'socket'
+  | 'character-device'
+  | 'block-device';
 
 export interface GuestEntry {
   readonly path: string;
@@ -119,6 +128,22 @@ export interface WriteFileRequest {
   readonly xattrs: ReadonlyMap<string, Uint8Array>;
 }
 
+export interface ListOptions {
+  /** Levels, 1 = the directory's own entries. */
+  readonly depth: number;
+  /** Entries of the page at most; 0 = as many as fit into a frame. */
+  readonly max: number;
+  /** `next` of the page before. */
+  readonly after?: Uint8Array;
+}
+
+export interface ListPage {
+  /** At least one unless this is the end. */
+  readonly entries: readonly GuestEntry[];
+  /** Where the next page begins; opaque. undefined = there is nothing more. */
+  readonly next: Uint8Array | undefined;
+}
+
 export interface WatchEvent {
   readonly path: string;
   /** inotify mask. */
@@ -164,11 +189,8 @@ export interface Agent extends AsyncDisposable {
 
   lookupUser(user: string, signal?: AbortSignal): Promise<GuestUser>;
   stat(path: string, signal?: AbortSignal): Promise<GuestEntry>;
-  listDir(
-    path: string,
-    options: { readonly depth: number; readonly max: number },
-    signal?: AbortSignal,
-  ): Promise<{ readonly entries: readonly GuestEntry[]; readonly truncated: boolean }>;
+  /** One page of a directory's entries, in pre-order, siblings bytewise by name. */
+  listDir(path: string, options: ListOptions, signal?: AbortSignal): Promise<ListPage>;
   makeDir(
     path: string,
     owner: { readonly uid: number; readonly gid: number; readonly mode: number },

@@ -4,7 +4,17 @@ import { ProtocolViolation } from '../wire/protocol-violation.ts';
 
 type EntryRow = ResponseBody<'stat'>['entry'][number];
 
-const TYPES: readonly EntryType[] = ['other', 'file', 'directory', 'symlink'];
+/** By the codes of guest/PROTOCOL.md. */
+const TYPES: readonly EntryType[] = [
+  'unknown',
+  'file',
+  'directory',
+  'symlink',
+  'fifo',
+  'socket',
+  'character-device',
+  'block-device',
+];
 
 function typeOf(code: number): EntryType {
   const type = TYPES[code];

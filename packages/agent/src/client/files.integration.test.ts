@@ -87,10 +87,14 @@ describe('files of the native guest', () => {
     await write('/home/user/d/b', '1');
     await write('/home/user/d/a', '2');
     await agent.rename('/home/user/d/b', '/home/user/d/e/c', OWNER);
-    const { entries, truncated } = await agent.listDir('/home/user/d', { depth: 2, max: 10 });
+    const { entries, next } = await agent.listDir('/home/user/d', { depth: 2, max: 10 });
     expect(entries.map(({ path }) => path)).toEqual(['/home/user/d/a', '/home/user/d/e', '/home/user/d/e/c']);
-    expect(truncated).toBe(false);
-    expect((await agent.listDir('/home/user/d', { depth: 2, max: 2 })).truncated).toBe(true);
+    expect(next).toBeUndefined();
+    const first = await agent.listDir('/home/user/d', { depth: 2, max: 2 });
+    const after = first.next ?? expect.fail('no second page');
+    const second = await agent.listDir('/home/user/d', { depth: 2, max: 2, after });
+    expect([...first.entries, ...second.entries]).toEqual(entries);
+    expect(second.next).toBeUndefined();
     expect(await agent.composeFile(['/home/user/d/a', '/home/user/d/e/c'], { path: '/tmp/ab', ...OWNER })).toEqual({
       size: 2n,
     });

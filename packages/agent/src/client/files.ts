@@ -1,4 +1,6 @@
-import type { Agent, GuestEntry, WriteFileRequest } from '../agent.ts';
+import type { Agent, GuestEntry, ListPage, WriteFileRequest } from '../agent.ts';
+import type { ResponseBody } from '../channel/calls.ts';
+import { ProtocolViolation } from '../wire/protocol-violation.ts';
 import type { ClientContext } from './context.ts';
 import { DEADLINES } from './deadlines.ts';
 import { createDownload } from './download.ts';
@@ -12,6 +14,14 @@ type Files = Pick<
 
 /** read-file: as many bytes as there are. */
 const TO_THE_END = 0xffff_ffff_ffff_ffffn;
+
+const NOTHING = new Uint8Array();
+
+/** A page that is empty and not the last one would have its reader ask for ever. */
+function pageOf({ entries, next }: ResponseBody<'listDir'>): ListPage {
+  if (next.length > 0 && entries.length === 0) throw new ProtocolViolation('a page of a listing without entries');
+  return { entries: entries.map(entryOf), next: next.length > 0 ? next : undefined };
+}
 
 const xattrRows = (xattrs: WriteFileRequest['xattrs']): { readonly name: string; readonly value: Uint8Array }[] =>
   [...xattrs].map(([name, value]) => ({ name, value }));
@@ -29,13 +39,9 @@ export function createFiles(context: ClientContext): Files {
       return await calls.convert('stat', { path }, ({ entry }) => onlyEntry(entry), options);
     },
 
-    async listDir(path, { depth, max }, signal) {
-      return await calls.convert(
-        'listDir',
-        { path, depth, max },
-        ({ entries, truncated }) => ({ entries: entries.map(entryOf), truncated }),
-        { deadlineMs: DEADLINES.listDir, signal },
-      );
+    async listDir(path, { depth, max, after }, signal) {
+      const options = { deadlineMs: DEADLINES.listDir, signal };
+      return await calls.convert('listDir', { path, depth, max, after: after ?? NOTHING }, pageOf, options);
     },
 
     async makeDir(path, { uid, gid, mode }, signal) {

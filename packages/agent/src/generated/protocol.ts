@@ -162,8 +162,8 @@ export const OPERATIONS = {
   },
   listDir: {
     op: 22,
-    request: [['path', 'str'], ['depth', 'u32'], ['max', 'u32']],
-    response: [['entries', 'list:entry'], ['truncated', 'bool']],
+    request: [['path', 'str'], ['depth', 'u32'], ['max', 'u32'], ['after', 'bytes']],
+    response: [['entries', 'list:entry'], ['next', 'bytes']],
   },
   makeDir: {
     op: 23,

@@ -7,11 +7,11 @@ import { resolveGuestPath } from '../files/guest-path.ts';
 import { CALL_VALUES } from '../rpc/call-values.ts';
 import { lookupRpcUser } from '../rpc/rpc-user.ts';
 import { toEntryInfo } from './entry-info.ts';
+import { encodeListing, PAGE_ENTRIES, pagesOf } from './listing.ts';
 
 /** Mode of directories that are made, bits. */
 const DIRECTORY_MODE = 0o755;
-/** Entries of one listing at most; the frame of the agent's answer bounds them before. */
-const MAX_ENTRIES = 100_000;
+/** No path has more levels. */
 const MAX_DEPTH = 0xffff;
 
 export interface FilesystemServiceDeps {
@@ -56,17 +56,14 @@ export function createFilesystemService(deps: FilesystemServiceDeps): Unary & Pa
 
     async listDir(request, context) {
       const path = await resolvePath(request.path, context);
-      const options = { depth: Math.min(Math.max(request.depth, 1), MAX_DEPTH), max: MAX_ENTRIES };
-      const { entries, truncated } = await agent
-        .listDir(path, options, context.signal)
+      const depth = Math.min(Math.max(request.depth, 1), MAX_DEPTH);
+      const first = await agent
+        .listDir(path, { depth, max: PAGE_ENTRIES }, context.signal)
         .catch(failure({ missing: `directory not found: ${path}`, kind: `path is not a directory: ${path}` }));
-      if (truncated) {
-        throw new PlatformError(
-          'capacity',
-          `directory has too many entries to list at once (${entries.length} fit): ${path}`,
-        );
-      }
-      return { entries: entries.map(toEntryInfo) };
+      if (first.next === undefined) return { entries: first.entries.map(toEntryInfo) };
+      const { codec, answered, answerWith } = context.values.get(CALL_VALUES);
+      answerWith(encodeListing(codec, pagesOf(agent, path, depth, first, answered)));
+      return {};
     },
 
     async makeDir(request, context) {

@@ -1,6 +1,9 @@
 import { chmod, mkdir, readdir, rm, symlink, utimes, writeFile } from 'node:fs/promises';
-import { join } from 'node:path';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { dirname, join } from 'node:path';
+import { PlatformError } from '@agentenv/core';
+import { ListDirRequestSchema, ListDirResponseSchema } from '@agentenv/protocol/filesystem';
+import { create, fromBinary, toBinary, toJson } from '@bufbuild/protobuf';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
 import { type EnvdFixture, startEnvd } from '../testing/envd-fixture.ts';
 import { createRpcClient, type RpcClient } from '../testing/rpc-client.ts';
 
@@ -125,6 +128,46 @@ describe('ListDir', () => {
     await symlink('real', host('link'));
     expect(await names({ path: path('link') })).toEqual([path('link/file')]);
     expect(await names({ path: directory, depth: 5 })).toEqual([path('link'), path('real'), path('real/file')]);
+  });
+
+  test.each([
+    ['10 000 in one directory', 1, (index: number) => `file-${String(index).padStart(5, '0')}`],
+    ['10 000 in a tree', 3, (index: number) => `${Math.floor(index / 1000)}/${index % 10}/${index}`],
+  ])('%s are complete, in both codecs', async (_what, depth, nameOf) => {
+    const files = Array.from({ length: 10_000 }, (_, index) => nameOf(index));
+    await Promise.all(
+      [...new Set(files.map((name) => dirname(host(name))))].map((at) => mkdir(at, { recursive: true })),
+    );
+    for (const name of files) await writeFile(host(name), '');
+    const { json } = await call('ListDir', { path: directory, depth });
+    const entries = (json.entries ?? []) as { path: string; type: string }[];
+    const found = entries.filter(({ type }) => type === 'FILE_TYPE_FILE').map((entry) => entry.path);
+    expect(found.toSorted()).toEqual(files.map(path).toSorted());
+
+    const answer = await envd.request('/filesystem.Filesystem/ListDir', {
+      method: 'POST',
+      headers: { 'content-type': 'application/proto' },
+      body: toBinary(ListDirRequestSchema, create(ListDirRequestSchema, { path: directory, depth })),
+    });
+    expect(toJson(ListDirResponseSchema, fromBinary(ListDirResponseSchema, answer.body))).toEqual({ entries });
+  });
+
+  test('a listing that breaks in the middle of its answer breaks the connection', async () => {
+    await using doomed = await startEnvd();
+    await mkdir(join(doomed.shared, 'many'));
+    for (let index = 0; index < 6000; index++) await writeFile(join(doomed.shared, 'many', `${index}`), '');
+    const { agent } = doomed.guest;
+    const { listDir } = agent;
+    vi.spyOn(agent, 'listDir')
+      .mockImplementationOnce(listDir)
+      .mockRejectedValueOnce(new PlatformError('internal', 'the disk broke'));
+    await expect(
+      doomed.request('/filesystem.Filesystem/ListDir', {
+        method: 'POST',
+        headers: { 'content-type': 'application/json' },
+        body: JSON.stringify({ path: '/mnt/many' }),
+      }),
+    ).rejects.toMatchObject({ code: 'ECONNRESET' });
   });
 
   test('an empty directory has no entries', async () => {

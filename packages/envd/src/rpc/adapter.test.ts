@@ -19,7 +19,12 @@ interface Setup {
   readonly clock: FakeClock;
   readonly logged: string[];
   /** Sends the pieces of a body; without the last one the body stays open. */
-  send(method: string, contentType: string, body: Buffer, length?: number): Promise<{ status: number; body: Buffer }>;
+  send(
+    method: string,
+    contentType: string,
+    body: Buffer,
+    options?: { readonly length?: number; readonly headers?: Record<string, string> },
+  ): Promise<{ status: number; body: Buffer }>;
 }
 
 async function serve(implementation: Partial<ServiceImpl<typeof Process>>): Promise<Setup> {
@@ -37,7 +42,7 @@ async function serve(implementation: Partial<ServiceImpl<typeof Process>>): Prom
   return {
     clock,
     logged,
-    send: (method, contentType, body, length = body.length) =>
+    send: (method, contentType, body, { length = body.length, headers = {} } = {}) =>
       new Promise((resolve, reject) => {
         const request = httpRequest({
           host: '127.0.0.1',
@@ -45,7 +50,7 @@ async function serve(implementation: Partial<ServiceImpl<typeof Process>>): Prom
           agent: false,
           path: `/process.Process/${method}`,
           method: 'POST',
-          headers: { 'content-type': contentType, 'content-length': length },
+          headers: { 'content-type': contentType, 'content-length': length, ...headers },
         });
         request.on('error', reject);
         request.on('response', (response) => {
@@ -116,13 +121,30 @@ describe('errors', () => {
     ['Start', JSON_STREAM, Buffer.from([0, 0])],
   ])('a client of %s that stalls in its body is told so', async (method, contentType, body) => {
     const { send, clock } = await serve({ list: () => ({}) });
-    const answer = send(method, contentType, body, 100);
+    const answer = send(method, contentType, body, { length: 100 });
     await expect.poll(() => clock.pendingTimers).toBeGreaterThan(0);
     await clock.advance(60_000);
     const text = (await answer).body.toString('latin1');
     expect(text).toContain('deadline_exceeded');
     expect(text).toContain('no request body arrived for 60 s');
   });
+});
+
+test('a call with one answer ends at its time limit, and its work is told', async () => {
+  const told = Promise.withResolvers<unknown>();
+  const { send, clock } = await serve({
+    async list(_request, { signal }) {
+      signal.addEventListener('abort', () => told.resolve(signal.reason));
+      return await new Promise(() => {});
+    },
+  });
+  const answer = send('List', JSON_CALL, Buffer.from('{}'), { headers: { 'connect-timeout-ms': '1000' } });
+  await expect.poll(() => clock.pendingTimers).toBe(1);
+  await clock.advance(1000);
+  const { status, body } = await answer;
+  expect(status).toBe(504);
+  expect(JSON.parse(body.toString())).toMatchObject({ code: 'deadline_exceeded' });
+  expect(await told.promise).toMatchObject({ code: 'deadline_exceeded' });
 });
 
 test('frames that are written past the library keep their place and wait for the client', async () => {

@@ -1,5 +1,5 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
-import type { Clock, Log } from '@agentenv/core';
+import { type Clock, type Log, PlatformError } from '@agentenv/core';
 import { HEADERS } from '@agentenv/protocol';
 import {
   type ConnectError,
@@ -25,6 +25,7 @@ const MAX_MESSAGE_BYTES = 8 * 1024 * 1024;
 const BODY_IDLE_MS = 60_000;
 /** The longest a stream of input may be silent: its clients send keepalives far more often. */
 const STREAM_IDLE_MS = 3_600_000;
+const LATE = 'the time limit of the request has passed';
 
 export interface RpcAdapterOptions {
   readonly clock: Clock;
@@ -44,18 +45,32 @@ const createErrorTranslation =
   (next) =>
   async (request) => {
     const { breakOff } = request.contextValues.get(CALL_VALUES);
+    const streams = request.method.methodKind === 'server_streaming';
     const translate = (caught: unknown): ConnectError => {
       if (isSandboxGone(caught)) breakOff();
       if (!isExpected(caught)) log.error({ err: caught, rpc: request.method.name }, 'an RPC failed');
       return toConnectError(caught);
     };
     try {
-      const answer = await next(request);
+      const answer = await (streams ? next(request) : unlessAborted(next(request), request.signal));
       return answer.stream ? { ...answer, message: translateStream(answer.message, translate) } : answer;
     } catch (caught) {
       throw translate(caught);
     }
   };
+
+/** Settles as the promise does, or rejects as soon as the signal aborts: the answer to a call comes in time. */
+async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
+  const aborted = Promise.withResolvers<never>();
+  const onAbort = (): void => aborted.reject(signal.reason);
+  if (signal.aborted) onAbort();
+  signal.addEventListener('abort', onAbort);
+  try {
+    return await Promise.race([promise, aborted.promise]);
+  } finally {
+    signal.removeEventListener('abort', onAbort);
+  }
+}
 
 async function* translateStream<T>(
   messages: AsyncIterable<T>,
@@ -88,8 +103,15 @@ export function createRpcAdapter({ clock, log, routes }: RpcAdapterOptions): Rpc
     const idleMs = handler.method.methodKind === 'client_streaming' ? STREAM_IDLE_MS : BODY_IDLE_MS;
     const timeoutMs = connectTimeoutMs(request.headers);
     const header = toWebHeaders(request);
-    // Deadlines are kept by the handlers: the library's would only abort a signal, and not by our clock.
+    // The library's deadlines do not go by our clock. Those of streams are kept by their handlers.
     if (timeoutMs !== undefined) header.delete(HEADERS.connectTimeoutMs);
+    const answered = signalOfAnswer(response);
+    const late = new AbortController();
+    using _timer =
+      timeoutMs === undefined || handler.method.methodKind === 'server_streaming'
+        ? undefined
+        : clock.timer(timeoutMs, () => late.abort(new PlatformError('deadline_exceeded', LATE)));
+    let body: AsyncIterable<Uint8Array> | undefined;
     const answer = await handler({
       httpVersion: request.httpVersion,
       method: request.method,
@@ -97,17 +119,23 @@ export function createRpcAdapter({ clock, log, routes }: RpcAdapterOptions): Rpc
       header,
       // The library answers `internal` for whatever is none of its own errors.
       body: translateStream(readRequestBody(request, { clock, idleMs }), toConnectError),
-      signal: signalOfAnswer(response),
+      signal: AbortSignal.any([answered, late.signal]),
       contextValues: createContextValues().set(CALL_VALUES, {
         user: basicUser(request.headers.authorization),
         timeoutMs,
         arrivedAt: clock.monotonic(),
         keepaliveMs: keepaliveMs(request.headers),
+        answered,
         breakOff: () => resetConnection(response),
         writeFrame: readsJsonStream(request) ? (frame) => writeChunk(response, frame) : undefined,
+        codec: /^application\/json\b/i.test(request.headers['content-type'] ?? '') ? 'json' : 'binary',
+        answerWith: (bytes) => {
+          body = bytes;
+        },
       }),
     });
-    await sendUniversal(answer, request, response);
+    if (body === undefined || answer.status !== 200) await sendUniversal(answer, request, response);
+    else await sendBody(answer, body, response);
   }
 
   return {
@@ -124,6 +152,28 @@ export function createRpcAdapter({ clock, log, routes }: RpcAdapterOptions): Rpc
       };
     },
   };
+}
+
+/** Sends an answer with another body than the library's. */
+async function sendBody(
+  { status, header = new Headers() }: UniversalServerResponse,
+  body: AsyncIterable<Uint8Array>,
+  response: ServerResponse,
+): Promise<void> {
+  header.delete('content-length');
+  header.delete('content-encoding');
+  try {
+    response.writeHead(status, Object.fromEntries(header));
+    for await (const chunk of body) {
+      await writeChunk(response, chunk);
+      if (response.destroyed) return;
+    }
+    response.end();
+  } catch (caught) {
+    // The client must not take what it has for the whole.
+    resetConnection(response);
+    throw caught;
+  }
 }
 
 async function sendUniversal(

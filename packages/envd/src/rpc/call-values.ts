@@ -10,6 +10,8 @@ export interface CallValues {
   readonly arrivedAt: number;
   /** Silence after which a stream sends a keepalive event, milliseconds. */
   readonly keepaliveMs: number;
+  /** Aborts when the answer is sent, or its client gone; the signal of the call aborts when its handler is done. */
+  readonly answered: AbortSignal;
   /** Breaks the connection: the sandbox is gone, and a client must not take an answer for an end (contract e2b.md section 10.3). */
   breakOff(): void;
   /**
@@ -18,10 +20,27 @@ export interface CallValues {
    * Settles when the client has room for more. Undefined where there is no such way.
    */
   readonly writeFrame: ((frame: string) => Promise<void>) | undefined;
+  /** How the client of a call with one answer reads it. */
+  readonly codec: 'json' | 'binary';
+  /**
+   * For calls with one answer: these bytes are it, in place of the message that is returned, and taken only as fast as
+   * the client reads. An error of theirs breaks the connection, as the answer has begun.
+   */
+  answerWith(body: AsyncIterable<Uint8Array>): void;
 }
 
 /** Where the adapter leaves them for the handlers. */
 export const CALL_VALUES = createContextKey<CallValues>(
-  { user: undefined, timeoutMs: undefined, arrivedAt: 0, keepaliveMs: 90_000, breakOff() {}, writeFrame: undefined },
+  {
+    user: undefined,
+    timeoutMs: undefined,
+    arrivedAt: 0,
+    keepaliveMs: 90_000,
+    answered: AbortSignal.abort(),
+    breakOff() {},
+    writeFrame: undefined,
+    codec: 'json',
+    answerWith() {},
+  },
   { description: 'values of the HTTP request' },
 );

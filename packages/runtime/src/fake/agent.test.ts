@@ -61,15 +61,20 @@ describe('files of a fake guest', () => {
     const { agent } = open();
     for (const path of ['/d/b/x', '/d/a', '/d/b.c', '/d/b/y/z']) await write(agent, path, '');
     const names = async (depth: number, max = 100) => {
-      const { entries, truncated } = await agent.listDir('/d', { depth, max });
-      return { paths: entries.map(({ path }) => path), truncated };
+      const pages: string[][] = [];
+      for (let after: Uint8Array | undefined, first = true; first || after !== undefined; first = false) {
+        const page = await agent.listDir('/d', { depth, max, ...(after === undefined ? {} : { after }) });
+        pages.push(page.entries.map(({ path }) => path));
+        after = page.next;
+      }
+      return pages;
     };
-    expect(await names(1)).toEqual({ paths: ['/d/a', '/d/b', '/d/b.c'], truncated: false });
-    expect(await names(9)).toEqual({
-      paths: ['/d/a', '/d/b', '/d/b/x', '/d/b/y', '/d/b/y/z', '/d/b.c'],
-      truncated: false,
-    });
-    expect(await names(9, 2)).toEqual({ paths: ['/d/a', '/d/b'], truncated: true });
+    expect(await names(1)).toEqual([['/d/a', '/d/b', '/d/b.c']]);
+    expect(await names(9)).toEqual([['/d/a', '/d/b', '/d/b/x', '/d/b/y', '/d/b/y/z', '/d/b.c']]);
+    expect(await names(9, 4)).toEqual([
+      ['/d/a', '/d/b', '/d/b/x', '/d/b/y'],
+      ['/d/b/y/z', '/d/b.c'],
+    ]);
   });
 
   test('are renamed with everything below, composed and removed', async () => {

@@ -87,10 +87,14 @@ export function createFakeAgent(guest: FakeGuest): Agent {
     listProcesses: (signal) => call(signal, () => guest.processes),
     lookupUser: (user, signal) => call(signal, () => lookupUser(guest.files, user)),
     stat: (path, signal) => call(signal, () => entry(path)),
-    listDir: (path, { depth, max }, signal) =>
+    listDir: (path, { depth, max, after }, signal) =>
       call(signal, () => {
         const paths = guest.files.below(path, depth);
-        return { entries: paths.slice(0, max).map(entry), truncated: paths.length > max };
+        const skipped = after === undefined ? 0 : Buffer.from(after).readUInt32LE();
+        const page = max === 0 ? paths.slice(skipped) : paths.slice(skipped, skipped + max);
+        const next = Buffer.alloc(4);
+        next.writeUInt32LE(skipped + page.length);
+        return { entries: page.map(entry), next: paths.length > skipped + page.length ? next : undefined };
       }),
     makeDir: (path, owner, signal) => call(signal, () => guest.files.makeDir(path, owner)),
     rename: (source, destination, owner, signal) => call(signal, () => guest.files.rename(source, destination, owner)),

@@ -140,7 +140,15 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
     domain: config['sandbox_proxy.domains'][0],
     metrics: metrics.http,
     renderMetrics: metrics.render,
-    dataPlane: createDataPlane({ orchestrator, domains: config['sandbox_proxy.domains'], metrics: metrics.http }),
+    dataPlane: createDataPlane({
+      ...{ orchestrator, clock, log, apiKey: apiKey.value, metrics: metrics.http },
+      domains: config['sandbox_proxy.domains'],
+      limits: {
+        maxConnections: config['sandbox_proxy.max_connections'],
+        idleTimeoutMs: config['sandbox_proxy.idle_timeout_secs'] * 1000,
+        trustedProxies: config['sandbox_proxy.trusted_proxies'],
+      },
+    }),
   });
   undo.defer(async () => {
     // No new requests; those of the control plane may end; then the sandboxes, and with them their streams.

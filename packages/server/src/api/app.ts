@@ -1,11 +1,12 @@
 import { randomBytes } from 'node:crypto';
-import type { IncomingMessage, RequestListener, ServerResponse } from 'node:http';
+import type { RequestListener } from 'node:http';
 import { type Clock, type Log, PlatformError } from '@agentenv/core';
 import { HEADERS } from '@agentenv/protocol';
 import cors from '@fastify/cors';
 import { type FastifyInstance, type FastifyRequest, fastify } from 'fastify';
 import type { HttpMetrics } from '../observability/metrics.ts';
 import type { Orchestrator } from '../orchestrator/orchestrator.ts';
+import type { DataPlane } from '../proxy/data-plane.ts';
 import { createAuthentication } from './authentication.ts';
 import { registerBodyParser } from './body.ts';
 import { loadControlPlane, type Operation } from './document.ts';
@@ -30,8 +31,8 @@ export interface AppDependencies {
   readonly isReady: () => boolean;
   readonly metrics: HttpMetrics;
   readonly renderMetrics: () => Promise<{ readonly text: string; readonly contentType: string }>;
-  /** Takes a request for a sandbox and returns true, before any route of the control plane is looked at. */
-  readonly dataPlane: (request: IncomingMessage, response: ServerResponse) => boolean;
+  /** Takes requests for sandboxes before any route of the control plane is looked at. */
+  readonly dataPlane: DataPlane;
   readonly clock: Clock;
   readonly log: Log;
 }
@@ -59,7 +60,7 @@ export async function createApp(deps: AppDependencies): Promise<ControlPlane> {
     routerOptions: { maxParamLength: MAX_PARAMETER },
     // Its answer would not be one of ours; see refuseWhileClosing.
     return503OnClosing: false,
-    serverFactory: (handler) => createHttpServer(dispatch(deps.dataPlane, inflight.count(handler))),
+    serverFactory: (handler) => createHttpServer(deps.dataPlane, inflight.count(handler)),
     frameworkErrors: (error, _request, reply) => {
       // Paths that cannot be decoded never reach a route.
       sendError(reply, toPlatformError(error));
@@ -105,12 +106,6 @@ export async function createApp(deps: AppDependencies): Promise<ControlPlane> {
   });
   await app.ready();
   return { app, idle: () => inflight.idle() };
-}
-
-function dispatch(dataPlane: AppDependencies['dataPlane'], controlPlane: RequestListener): RequestListener {
-  return (request, response) => {
-    if (!dataPlane(request, response)) controlPlane(request, response);
-  };
 }
 
 /** Counts requests from their arrival to the end of their answer. */

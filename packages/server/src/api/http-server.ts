@@ -1,26 +1,66 @@
-import { createServer, type RequestListener, type Server } from 'node:http';
+import { createServer, type IncomingMessage, type RequestListener, type Server, type ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
+import type { DataPlane } from '../proxy/data-plane.ts';
 import { answerClientError } from './errors.ts';
 
 /** Longest head of a request, bytes: signed URLs and metadata filters are long, cookies are not ours. */
-const MAX_HEADER_BYTES = 32 * 1024;
+export const MAX_HEADER_BYTES = 32 * 1024;
+/** How long a connection may be idle: longer than the keep-alive of any client (contract e2b.md 1.3), milliseconds. */
+export const KEEP_ALIVE_MS = 75_000;
+
+/** Node's own switch for clients that end their side before they are answered; its types do not know it. */
+type HalfOpenServer = Server & { httpAllowHalfOpen: boolean };
 
 /**
- * The plain-HTTP listener for control plane and sandboxes. Requests may last for ever (streams), so only their heads
- * are timed; connections idle longer than the keep-alive of any client (contract e2b.md 1.3).
+ * The HTTP server for control plane and sandboxes; connections of other listeners may be given to it. Requests may last
+ * for ever (streams), so only their heads are timed.
  */
-export function createHttpServer(listener: RequestListener): Server {
-  const server = createServer(
-    {
-      maxHeaderSize: MAX_HEADER_BYTES,
-      requestTimeout: 0,
-      headersTimeout: 20_000,
-      connectionsCheckingInterval: 5_000,
-      keepAliveTimeout: 75_000,
-      noDelay: true,
-    },
-    listener,
-  );
+export function createHttpServer(dataPlane: DataPlane, controlPlane: RequestListener): Server {
+  const server = createServer({
+    maxHeaderSize: MAX_HEADER_BYTES,
+    requestTimeout: 0,
+    headersTimeout: 20_000,
+    connectionsCheckingInterval: 5_000,
+    keepAliveTimeout: KEEP_ALIVE_MS,
+    noDelay: true,
+    shouldUpgradeCallback: (request) => dataPlane.takesUpgrade(request),
+  }) as HalfOpenServer;
+  // The size of the head is the limit; by number Node would leave the last ones out without a word.
+  server.maxHeadersCount = 0;
+  server.on('request', (request, response) => {
+    if (!dataPlane.handle(request, response)) controlPlane(request, response);
+  });
+  server.on('checkContinue', (request: IncomingMessage, response: ServerResponse) => {
+    // A sandbox decides for itself whether it wants the body.
+    if (dataPlane.handle(request, response)) return;
+    response.writeContinue();
+    controlPlane(request, response);
+  });
+  server.on('upgrade', (request, socket, early) => dataPlane.upgrade(request, socket as Socket, early));
+  server.on('connect', (_request, socket) => refuseConnect(socket as Socket));
+  server.httpAllowHalfOpen = true;
+  server.on('connection', (socket: Socket) => {
+    socket.on('end', () => {
+      if (!dataPlane.hearsOut(socket)) socket.end();
+    });
+  });
   // A failing client must not be able to keep its neighbours waiting; Node gives the socket as a Duplex.
   server.on('clientError', answerClientError);
   return server;
+}
+
+function refuseConnect(socket: Socket): void {
+  socket.on('error', () => socket.destroy());
+  const body = JSON.stringify({ code: 405, message: 'CONNECT is not supported' });
+  socket.end(
+    [
+      'HTTP/1.1 405 Method Not Allowed',
+      'content-type: application/json; charset=utf-8',
+      `content-length: ${Buffer.byteLength(body)}`,
+      'connection: close',
+      '',
+      body,
+    ].join('\r\n'),
+    () => socket.destroySoon(),
+  );
 }

@@ -195,6 +195,21 @@ export const CONFIG_SCHEMA = {
     'Domains whose names `<port>-<sandboxID>.<domain>` lead to this server; clients get the first. A port may follow if clients need one.',
     'AENV_SANDBOX_PROXY_DOMAINS',
   ),
+  'sandbox_proxy.max_connections': key(
+    integer({ minimum: 1, maximum: 500 }),
+    256,
+    'Connections from outside the ports of one sandbox may have at once; more are answered 429. Its guest agent takes 512.',
+  ),
+  'sandbox_proxy.idle_timeout_secs': key(
+    integer({ minimum: 0, maximum: 2_000_000 }),
+    3600,
+    'Silence in both directions after which a connection to a port of a sandbox is broken off, seconds; 0 for never.',
+  ),
+  'sandbox_proxy.trusted_proxies': key(
+    list(cidr()),
+    ['127.0.0.0/8', '::1/128'],
+    'Whoever connects from these addresses may say with `X-Forwarded-For`, `-Host` and `-Proto` whom it connects for; from others these headers are replaced.',
+  ),
   'team.slug': key(
     text('lower-case name', /^[a-z0-9_-]{1,64}$/),
     'default',

@@ -299,7 +299,8 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       if (entry === undefined || entry.record.state === 'killing') return { kind: 'not-found' };
       const { record, generation } = entry;
       if (generation === undefined || record.state !== 'running') return { kind: 'not-proxyable' };
-      return { kind: 'ready', record, envd: generation.envd, sockets: generation.sockets };
+      const { envd, running, sockets } = generation;
+      return { kind: 'ready', record, envd, agent: running.agent, sockets };
     },
     findByAccessToken: (token) => table.findByAccessToken(token)?.record.id,
     accessToken,

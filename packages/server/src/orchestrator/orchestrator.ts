@@ -1,3 +1,4 @@
+import type { Agent } from '@agentenv/agent';
 import type { NetworkPolicy, SandboxRecord, TimeoutAction } from '@agentenv/core';
 import type { EnvdService } from '@agentenv/envd';
 
@@ -38,6 +39,8 @@ export type DataPlaneTarget =
       readonly kind: 'ready';
       readonly record: SandboxRecord;
       readonly envd: EnvdService;
+      /** Connects to ports inside this generation. */
+      readonly agent: Pick<Agent, 'connectPort'>;
       readonly sockets: SocketGroup;
     }
   /** Unknown or killed. */

@@ -1,4 +1,5 @@
 import type { ServerResponse } from 'node:http';
+import { errorPage, prefersHtml } from './error-page.ts';
 import type { Family } from './routing.ts';
 
 /** An answer of the data plane itself, before or instead of one of the sandbox. */
@@ -19,27 +20,56 @@ export type DataPlaneProblem =
   | { readonly kind: 'unauthorized' }
   /** A path of port 49983 that only the platform may use. */
   | { readonly kind: 'reserved-path' }
-  | { readonly kind: 'ingress-not-built'; readonly port: number };
+  /** Nothing takes connections on the port. */
+  | { readonly kind: 'port-closed'; readonly port: number }
+  /** What listens there answered something that is not HTTP, or broke off before its answer. */
+  | { readonly kind: 'no-answer'; readonly port: number }
+  /** What listens there did not answer in time. */
+  | { readonly kind: 'timed-out'; readonly port: number }
+  /** The sandbox has as many connections from outside as it may have. */
+  | { readonly kind: 'too-many-connections' }
+  | { readonly kind: 'too-many-headers' };
 
-/** The answer to `problem` in the family of the request (contract e2b.md section 7, agentenv.md section 15.4). */
-export function answerTo(problem: DataPlaneProblem, family: Family, sandboxId: string): DataPlaneAnswer {
-  return family === 'e2b' ? e2bAnswer(problem, sandboxId) : agentenvAnswer(problem);
+/** Who asks: the family decides the words, the sandbox id is part of them, and browsers get a page. */
+export interface Asker {
+  readonly family: Family;
+  readonly sandboxId: string;
+  /** `Accept` of the request. */
+  readonly accept: string | undefined;
 }
 
-function e2bAnswer(problem: DataPlaneProblem, sandboxId: string): DataPlaneAnswer {
+/** The answer to `problem` in the family of the request (contract e2b.md section 7, agentenv.md section 15.4). */
+export function answerTo(problem: DataPlaneProblem, asker: Asker): DataPlaneAnswer {
+  return asker.family === 'e2b' ? e2bAnswer(problem, asker) : agentenvAnswer(problem);
+}
+
+function e2bAnswer(problem: DataPlaneProblem, { sandboxId, accept }: Asker): DataPlaneAnswer {
+  const tell = (code: number, message: string, port?: number): DataPlaneAnswer => {
+    const facts = { sandboxId, message, ...(port === undefined ? {} : { port }), code };
+    if (!prefersHtml(accept)) return json(facts);
+    return { status: code, contentType: 'text/html; charset=utf-8', body: errorPage(facts) };
+  };
   switch (problem.kind) {
     case 'bad-routing':
       return text(400, problem.reason);
     case 'not-found':
     case 'not-proxyable':
       // Clients compare this text, and take the status for the end of the sandbox (T22).
-      return json({ sandboxId, message: 'The sandbox was not found', code: 502 });
+      return tell(502, 'The sandbox was not found');
     case 'unauthorized':
-      return json({ sandboxId, message: 'the traffic access token is missing or wrong', code: 403 });
+      return tell(403, 'the traffic access token is missing or wrong');
     case 'reserved-path':
       return json({ message: 'not found', code: 404 });
-    case 'ingress-not-built':
-      return json({ sandboxId, message: 'not implemented: ingress', port: problem.port, code: 501 });
+    case 'port-closed':
+      return tell(502, 'The sandbox is running but port is not open', problem.port);
+    case 'no-answer':
+      return tell(502, 'The sandbox is running but the service on the port gave no proper answer', problem.port);
+    case 'timed-out':
+      return tell(504, 'The sandbox is running but the service on the port did not answer in time', problem.port);
+    case 'too-many-connections':
+      return tell(429, 'The sandbox has too many connections');
+    case 'too-many-headers':
+      return tell(431, 'The request has too many headers');
   }
 }
 
@@ -52,11 +82,18 @@ function agentenvAnswer(problem: DataPlaneProblem): DataPlaneAnswer {
     case 'not-proxyable':
       return text(410, 'sandbox is not proxyable in its current state');
     case 'unauthorized':
-      return { status: 401, contentType: undefined, body: '' };
+      return empty(401);
     case 'reserved-path':
       return json({ message: 'not found', code: 404 });
-    case 'ingress-not-built':
-      return text(501, 'not implemented: ingress');
+    case 'port-closed':
+    case 'no-answer':
+      return empty(502);
+    case 'timed-out':
+      return empty(504);
+    case 'too-many-connections':
+      return text(429, 'sandbox has too many connections');
+    case 'too-many-headers':
+      return text(431, 'too many headers');
   }
 }
 
@@ -72,12 +109,24 @@ function text(status: number, body: string): DataPlaneAnswer {
   return { status, contentType: 'text/plain; charset=utf-8', body };
 }
 
-/** Writes an answer of our own; readable from every origin, as those of envd are. */
-export function writeAnswer(response: ServerResponse, { status, contentType, body }: DataPlaneAnswer): void {
-  response.writeHead(status, {
-    ...(contentType === undefined ? {} : { 'content-type': contentType }),
-    'content-length': Buffer.byteLength(body),
+function empty(status: number): DataPlaneAnswer {
+  return { status, contentType: undefined, body: '' };
+}
+
+/** Its headers; readable from every origin, as those of envd are, and never kept by a cache. */
+export function headersOf({ status, contentType, body }: DataPlaneAnswer): Record<string, string> {
+  return {
+    ...(contentType === undefined ? {} : { 'content-type': contentType, 'x-content-type-options': 'nosniff' }),
+    ...(status === 429 ? { 'retry-after': '1' } : {}),
+    'content-length': String(Buffer.byteLength(body)),
+    'cache-control': 'no-store',
     'access-control-allow-origin': '*',
-  });
-  response.end(body);
+  };
+}
+
+/** Writes an answer of our own; does nothing when the client is gone. */
+export function writeAnswer(response: ServerResponse, answer: DataPlaneAnswer): void {
+  if (response.headersSent || response.destroyed) return;
+  response.writeHead(answer.status, headersOf(answer));
+  response.end(answer.body);
 }

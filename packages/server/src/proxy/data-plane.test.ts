@@ -4,8 +4,8 @@ import type { AddressInfo } from 'node:net';
 import { pipeline, Readable } from 'node:stream';
 import { setImmediate } from 'node:timers/promises';
 import { createGzip } from 'node:zlib';
-import type { SandboxId, SandboxRecord } from '@agentenv/core';
-import { sandboxRecord } from '@agentenv/core/testing';
+import { PlatformError, type SandboxId, type SandboxRecord } from '@agentenv/core';
+import { createRealClock, sandboxRecord } from '@agentenv/core/testing';
 import { afterAll, beforeAll, beforeEach, describe, expect, it, onTestFinished } from 'vitest';
 import type { SocketGroup } from '../orchestrator/orchestrator.ts';
 import { createTestApp, TEST_API_KEY, type TestApp } from '../testing/app.ts';
@@ -18,7 +18,8 @@ let front: TestApp;
 let port: number;
 const agent = new Agent({ keepAlive: true, maxSockets: 1 });
 beforeAll(async () => {
-  front = await createTestApp({ domains: ['sandboxes.test'] });
+  // A refused connection is tried again, which takes a second.
+  front = await createTestApp({ domains: ['sandboxes.test'], clock: createRealClock() });
   await front.app.listen({ host: '127.0.0.1', port: 0 });
   port = (front.app.server.address() as AddressInfo).port;
 });
@@ -57,6 +58,11 @@ function run(
     kind: 'ready',
     record,
     envd: { handle, async [Symbol.asyncDispose]() {} },
+    agent: {
+      async connectPort() {
+        throw new PlatformError('unavailable', 'connection refused', { details: { status: 'REFUSED' } });
+      },
+    },
     sockets: {
       add(member) {
         open.add(member);
@@ -180,7 +186,10 @@ describe('what a request must carry', () => {
     expect(JSON.parse(refused.body)).toMatchObject({ sandboxId: ID, code: 403, message: expect.any(String) });
     expect((await send('/', { ...toPort, 'e2b-traffic-access-token': 'wrong' })).status).toBe(403);
     const allowed = await send('/', { ...toPort, 'e2b-traffic-access-token': token });
-    expect(JSON.parse(allowed.body)).toMatchObject({ code: 501, message: 'not implemented: ingress', port: 3000 });
+    expect(JSON.parse(allowed.body)).toEqual({
+      ...{ sandboxId: ID, port: 3000, code: 502 },
+      message: 'The sandbox is running but port is not open',
+    });
     expect(await send('/', { ...OWN, 'x-agentenv-target-port': '3000' })).toMatchObject({ status: 401, body: '' });
     expect((await send('/health', E2B)).status).toBe(200);
   });

@@ -1,40 +1,117 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
-import type { SandboxRecord } from '@agentenv/core';
+import type { Socket } from 'node:net';
+import type { Clock, Log, SandboxRecord } from '@agentenv/core';
+import { limitUnreadBody, resetConnection, resetSocket } from '@agentenv/envd';
 import { ENVD_PORT, HEADERS } from '@agentenv/protocol';
 import type { HttpMetrics, RouteSource } from '../observability/metrics.ts';
-import type { DataPlaneTarget, Orchestrator, SocketGroup } from '../orchestrator/orchestrator.ts';
+import type { DataPlaneTarget, Orchestrator } from '../orchestrator/orchestrator.ts';
 import { equalsSecret } from '../secrets/equality.ts';
-import { answerTo, type DataPlaneProblem, writeAnswer } from './answers.ts';
+import { type Asker, answerTo, type DataPlaneAnswer, type DataPlaneProblem, writeAnswer } from './answers.ts';
+import { createExchange, type Forwarding } from './exchange.ts';
+import { createGuestConnections } from './guest-connections.ts';
+import { createHalfClose } from './half-close.ts';
+import { createPeerTrust } from './peer-trust.ts';
+import { hasBody } from './request-head.ts';
+import { isReservedPath } from './reserved-paths.ts';
 import { createRouting, type Routing } from './routing.ts';
+import { createTunnel } from './tunnel.ts';
+
+/** Limits of the traffic of sandboxes; configuration keys `sandbox_proxy.*`. */
+export interface IngressLimits {
+  /** Connections from outside one sandbox may have at once. */
+  readonly maxConnections: number;
+  /** Silence after which an exchange is broken off, milliseconds; 0: never. */
+  readonly idleTimeoutMs: number;
+  /** Addresses and ranges whose `X-Forwarded-*` headers are believed. */
+  readonly trustedProxies: readonly string[];
+}
 
 export interface DataPlaneDependencies {
   readonly orchestrator: Pick<Orchestrator, 'target' | 'findByAccessToken' | 'accessToken' | 'trafficAccessToken'>;
   /** Domains whose names `{port}-{sandboxID}.{domain}` lead to sandboxes. */
   readonly domains: readonly string[];
+  /** The key of the platform, which is never passed on. */
+  readonly apiKey: string;
+  readonly limits: IngressLimits;
   readonly metrics: HttpMetrics;
+  readonly clock: Clock;
+  readonly log: Log;
 }
 
-/** Paths of port 49983 that the platform keeps to itself (contract e2b.md section 7). */
-const RESERVED_PATHS = new Set(['/init', '/freeze', '/unfreeze', '/collapse', '/fsfreeze', '/fsthaw', '/upgrade']);
+/** The front of every listener: what is for a sandbox is taken here, before the control plane sees it. */
+export interface DataPlane {
+  /** Takes a request if it is for a sandbox; false leaves it to the control plane. */
+  handle(request: IncomingMessage, response: ServerResponse): boolean;
+  /** Whether a request to upgrade goes to a service of a sandbox; any other is handled as if it had not asked. */
+  takesUpgrade(request: IncomingMessage): boolean;
+  /** Takes a connection for whose request `takesUpgrade` said yes, with the bytes that came behind the head. */
+  upgrade(request: IncomingMessage, socket: Socket, early: Buffer): void;
+  /** Whether an answer goes on although the client has ended its side of this connection. */
+  hearsOut(socket: Socket): boolean;
+}
 
 const MAX_LISTENERS = 32;
+/** Most headers of a request to a sandbox; their size is limited by the listener. */
+const MAX_HEADERS = 500;
+/** Silence after which a client that ended its side of the connection counts as gone, milliseconds. */
+const HALF_CLOSE_SILENCE_MS = 2_000;
+
+/** What Node writes as the target of a request; the rest could not be told from the end of it. */
+const FORWARDABLE = /^[\x21-\xff]+$/;
 
 type SandboxRouting = Extract<Routing, { kind: 'sandbox' }>;
 type ReadyTarget = Extract<DataPlaneTarget, { kind: 'ready' }>;
 
-/** Takes a request if it is for a sandbox; false leaves it to the control plane. */
-export type DataPlane = (request: IncomingMessage, response: ServerResponse) => boolean;
+/** Where a request goes. */
+type Decision =
+  | { readonly kind: 'control-plane' }
+  | { readonly kind: 'refused'; readonly source: RouteSource; readonly answer: DataPlaneAnswer }
+  | Admitted;
 
-export function createDataPlane({ orchestrator, domains, metrics }: DataPlaneDependencies): DataPlane {
-  const route = createRouting(domains);
+interface Admitted {
+  readonly kind: 'admitted';
+  readonly routing: SandboxRouting;
+  readonly target: ReadyTarget;
+  readonly asker: Asker;
+}
+
+export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
+  const { orchestrator, metrics, clock, log, limits } = deps;
+  const route = createRouting(deps.domains);
+  const trusts = createPeerTrust(limits.trustedProxies);
+  const halfClose = createHalfClose({ clock, silenceMs: HALF_CLOSE_SILENCE_MS });
+  const open = createGuestConnections({ clock, log, maxConnections: limits.maxConnections });
+  const forwarding = { clock, open, idleTimeoutMs: limits.idleTimeoutMs };
+  const exchange = createExchange(forwarding);
+  const tunnel = createTunnel(forwarding);
+
+  const decide = (request: IncomingMessage): Decision => {
+    const routing = resolveToken(orchestrator, route(request));
+    if (routing.kind === 'control-plane') return routing;
+    const { family, source } = routing;
+    const asker: Asker = {
+      family,
+      sandboxId: routing.kind === 'sandbox' ? routing.sandboxId : '',
+      accept: request.headers.accept,
+    };
+    const refused = (problem: DataPlaneProblem): Decision => ({
+      kind: 'refused',
+      source,
+      answer: answerTo(problem, asker),
+    });
+    if (routing.kind === 'bad') return refused({ kind: 'bad-routing', reason: routing.reason });
+    const target = admit(request, routing);
+    return target.kind === 'ready' ? { kind: 'admitted', routing, target, asker } : refused(target);
+  };
 
   /** What stands between the request and the sandbox, or the sandbox. */
   const admit = (request: IncomingMessage, routing: SandboxRouting): DataPlaneProblem | ReadyTarget => {
     const target = orchestrator.target(routing.sandboxId);
     if (target.kind !== 'ready') return target;
     if (!isAuthorized(request, routing, target.record)) return { kind: 'unauthorized' };
-    if (routing.port !== ENVD_PORT) return { kind: 'ingress-not-built', port: routing.port };
-    if (isReserved(routing.url)) return { kind: 'reserved-path' };
+    if (routing.port === ENVD_PORT) return isReservedPath(routing.url) ? { kind: 'reserved-path' } : target;
+    if (request.rawHeaders.length > 2 * MAX_HEADERS) return { kind: 'too-many-headers' };
+    if (!FORWARDABLE.test(routing.url)) return { kind: 'bad-routing', reason: 'failed to construct upstream URI' };
     return target;
   };
 
@@ -49,25 +126,83 @@ export function createDataPlane({ orchestrator, domains, metrics }: DataPlaneDep
     return token !== undefined && equalsSecret(request.headers[HEADERS.trafficAccessToken], token);
   };
 
-  return (request, response) => {
-    const routing = resolveToken(orchestrator, route(request));
-    if (routing.kind === 'control-plane') return false;
-    measure(request, response, routing.source, metrics);
-    if (routing.kind === 'bad') {
-      writeAnswer(response, answerTo({ kind: 'bad-routing', reason: routing.reason }, routing.family, ''));
+  const forward = ({ routing, target, asker }: Admitted, upgrade: string | undefined): Forwarding => ({
+    target,
+    asker,
+    url: routing.url,
+    head: {
+      family: routing.family,
+      port: routing.port,
+      maskRequestHost: target.record.network.maskRequestHost,
+      upgrade,
+      trusts,
+      apiKey: deps.apiKey,
+    },
+  });
+
+  const measure = (
+    request: IncomingMessage,
+    ends: { once(event: 'close', listener: () => void): unknown },
+    source: RouteSource,
+    status: () => number,
+  ): void => {
+    const start = performance.now();
+    ends.once('close', () => {
+      metrics.observe(request.method ?? '', 'sandbox', source, status(), (performance.now() - start) / 1000);
+    });
+  };
+
+  return {
+    handle(request, response) {
+      const decision = decide(request);
+      if (decision.kind === 'control-plane') return false;
+      const source = decision.kind === 'refused' ? decision.source : decision.routing.source;
+      measure(request, response, source, () => response.statusCode);
+      if (decision.kind === 'refused') {
+        limitUnreadBody(request, response, clock);
+        writeAnswer(response, decision.answer);
+        return true;
+      }
+      const { routing, target } = decision;
+      // This, the sandbox's group and every stage of the guest API's pipelines watch for the end of the answer.
+      response.setMaxListeners(MAX_LISTENERS);
+      target.sockets.add({
+        destroy: () => resetConnection(response),
+        once: (event, listener) => response.once(event, listener),
+      });
+      if (routing.port !== ENVD_PORT) {
+        if (request.httpVersionMajor === 1) halfClose.hearOut(request.socket, response);
+        exchange(request, response, forward(decision, undefined));
+        return true;
+      }
+      if (request.headers.expect !== undefined && request.httpVersion !== '1.0') response.writeContinue();
+      request.url = routing.url;
+      target.envd.handle(request, response);
       return true;
-    }
-    const admitted = admit(request, routing);
-    if (admitted.kind !== 'ready') {
-      writeAnswer(response, answerTo(admitted, routing.family, routing.sandboxId));
-      return true;
-    }
-    request.url = routing.url;
-    // This, the sandbox's group and every stage of the guest API's pipelines watch for the end of the answer.
-    response.setMaxListeners(MAX_LISTENERS);
-    join(admitted.sockets, request, response);
-    admitted.envd.handle(request, response);
-    return true;
+    },
+    takesUpgrade(request) {
+      // A body belongs to a request, not to whatever protocol comes behind it.
+      if (hasBody(request)) return false;
+      const decision = decide(request);
+      return decision.kind === 'admitted' && decision.routing.port !== ENVD_PORT;
+    },
+    upgrade(request, socket, early) {
+      const decision = decide(request);
+      if (decision.kind !== 'admitted') {
+        socket.destroy();
+        return;
+      }
+      let status = 0;
+      measure(request, socket, decision.routing.source, () => status);
+      decision.target.sockets.add({
+        destroy: () => resetSocket(socket),
+        once: (event, listener) => socket.once(event, listener),
+      });
+      tunnel({ request, socket, early }, forward(decision, request.headers.upgrade), (answered) => {
+        status = answered;
+      });
+    },
+    hearsOut: (socket) => halfClose.hearsOut(socket),
   };
 }
 
@@ -79,31 +214,4 @@ function resolveToken(
   if (routing.kind !== 'token') return routing;
   const sandboxId = orchestrator.findByAccessToken(routing.token) ?? '';
   return { kind: 'sandbox', family: 'e2b', source: 'proxy_header', sandboxId, port: ENVD_PORT, url: routing.url };
-}
-
-/**
- * Lets the end of the sandbox reset the connection, for as long as this exchange lasts: a client may use the same
- * connection for other sandboxes and for the control plane. A reset and not an orderly end tells clients that the
- * answer is not complete (contract e2b.md T48).
- */
-function join(group: SocketGroup, request: IncomingMessage, response: ServerResponse): void {
-  const { socket } = request;
-  group.add({
-    destroy: () => {
-      socket.resetAndDestroy();
-    },
-    once: (event, listener) => response.once(event, listener),
-  });
-}
-
-function measure(request: IncomingMessage, response: ServerResponse, source: RouteSource, metrics: HttpMetrics): void {
-  const start = performance.now();
-  response.once('close', () => {
-    metrics.observe(request.method ?? '', 'sandbox', source, response.statusCode, (performance.now() - start) / 1000);
-  });
-}
-
-function isReserved(url: string): boolean {
-  const path = url.split('?', 1)[0] ?? '';
-  return RESERVED_PATHS.has(`/${path.split('/').filter(Boolean).join('/')}`);
 }

@@ -40,16 +40,24 @@ export type RouteRequest = (request: IncomingMessage) => Routing;
 export function createRouting(domains: readonly string[]): RouteRequest {
   const suffixes = domains.map((domain) => `.${hostName(domain)}`);
   return (request) => {
-    const url = originForm(request.url ?? '/');
+    const { url } = splitRequestLine(request);
     return (
       routeByHost(request, url, suffixes) ?? routeByHeaders(request, url) ?? routeByToken(request, url) ?? CONTROL_PLANE
     );
   };
 }
 
+/** The host a request names: in its request line, else by HTTP/2's `:authority`, else by `Host`; empty if in none. */
+export function authorityOf(request: IncomingMessage): string {
+  const { headers } = request;
+  const pseudo = headers[':authority'];
+  // RFC 9112 section 3.2.2: a host in the request line wins over the header.
+  return splitRequestLine(request).authority ?? (typeof pseudo === 'string' ? pseudo : undefined) ?? headers.host ?? '';
+}
+
 function routeByHost(request: IncomingMessage, url: string, suffixes: readonly string[]): Routing | undefined {
   if (suffixes.length === 0) return undefined;
-  const host = hostName(request.headers.host ?? '');
+  const host = hostName(authorityOf(request));
   const suffix = suffixes.find((candidate) => host.endsWith(candidate));
   if (suffix === undefined) return undefined;
   const label = host.slice(0, -suffix.length);
@@ -119,10 +127,13 @@ function withoutPrefix(url: string): string {
   return rest.startsWith('/') ? rest : `/${rest}`;
 }
 
-/** Clients of forward proxies send the whole URL in the request line. */
-function originForm(url: string): string {
-  if (url.startsWith('/')) return url;
-  const match = /^https?:\/\/[^/?]*(.*)$/i.exec(url);
-  const rest = match?.[1] ?? url;
-  return rest.startsWith('/') ? rest : `/${rest}`;
+/** Path and query as sent; clients of forward proxies put scheme and host in front, `OPTIONS` may ask for `*`. */
+function splitRequestLine({ url = '/' }: IncomingMessage): {
+  readonly url: string;
+  readonly authority: string | undefined;
+} {
+  if (url.startsWith('/') || url === '*') return { url, authority: undefined };
+  const match = /^https?:\/\/([^/?]*)(.*)$/i.exec(url);
+  const rest = match?.[2] ?? url;
+  return { url: rest.startsWith('/') ? rest : `/${rest}`, authority: match?.[1] };
 }

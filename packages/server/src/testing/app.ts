@@ -4,7 +4,7 @@ import type { TemplateRecord } from '@agentenv/storage';
 import type { FastifyInstance } from 'fastify';
 import { createApp } from '../api/app.ts';
 import { createMetrics, type Metrics } from '../observability/metrics.ts';
-import { createDataPlane } from '../proxy/data-plane.ts';
+import { createDataPlane, type IngressLimits } from '../proxy/data-plane.ts';
 import { createMemoryOrchestrator, type MemoryOrchestrator } from './memory-orchestrator.ts';
 
 export const TEST_API_KEY = `e2b_${'0a'.repeat(20)}`;
@@ -36,6 +36,7 @@ export async function createTestApp(
     readonly templates?: readonly TemplateRecord[];
     readonly clock?: Clock;
     readonly isReady?: () => boolean;
+    readonly limits?: Partial<IngressLimits>;
   } = {},
 ): Promise<TestApp> {
   const clock = options.clock ?? createFakeClock();
@@ -54,7 +55,11 @@ export async function createTestApp(
     domain: options.domains?.[0],
     metrics: metrics.http,
     renderMetrics: metrics.render,
-    dataPlane: createDataPlane({ orchestrator, domains: options.domains ?? [], metrics: metrics.http }),
+    dataPlane: createDataPlane({
+      ...{ orchestrator, domains: options.domains ?? [], metrics: metrics.http, clock, log: SILENT_LOG },
+      apiKey: TEST_API_KEY,
+      limits: { maxConnections: 16, idleTimeoutMs: 0, trustedProxies: [], ...options.limits },
+    }),
     clock,
     log: SILENT_LOG,
   });

@@ -1,0 +1,192 @@
+import { type ClientRequest, request as httpRequest, type IncomingMessage, type ServerResponse } from 'node:http';
+import type { Duplex } from 'node:stream';
+import type { Clock } from '@agentenv/core';
+import { limitUnreadBody, resetConnection } from '@agentenv/envd';
+import { type Asker, answerTo, type DataPlaneProblem, writeAnswer } from './answers.ts';
+import type { ConnectTarget, OpenGuestConnection } from './guest-connections.ts';
+import { trailerPairs } from './header-fields.ts';
+import { hasBody, type RequestHeadOptions, requestHead } from './request-head.ts';
+import { responseHead } from './response-head.ts';
+
+export interface ForwardingOptions {
+  readonly clock: Clock;
+  readonly open: OpenGuestConnection;
+  /** Silence in both directions after which an exchange or an upgraded connection is broken off, milliseconds. */
+  readonly idleTimeoutMs: number;
+}
+
+/** One request on its way to a port of a sandbox. */
+export interface Forwarding {
+  readonly target: ConnectTarget;
+  readonly asker: Asker;
+  /** Path and query for the service, not a byte changed. */
+  readonly url: string;
+  readonly head: RequestHeadOptions;
+}
+
+/** Longest head of an answer, bytes; longer ones are no proper answers. */
+export const MAX_ANSWER_HEAD_BYTES = 64 * 1024;
+/** Interim answers (1xx) passed on per request; nobody needs more, and each is kept in memory for a slow client. */
+const MAX_INTERIM_ANSWERS = 16;
+/** How long a service may take to close its side after its answer, milliseconds. */
+export const LINGER_MS = 1_000;
+/** Of AgentENV clients: silence before an answer begins, progress of the upload starts it anew (agentenv.md section 15.3). */
+const ANSWER_TIMEOUT_MS = 30_000;
+
+export type Exchange = (request: IncomingMessage, response: ServerResponse, forwarding: Forwarding) => void;
+
+/**
+ * Passes HTTP exchanges to ports of sandboxes, one connection inside for each. Bytes are streamed both ways as they come
+ * and no faster than the slower side takes them. The end of either side ends the other: an answer the client does not
+ * wait for is canceled, and one that breaks off inside breaks off outside.
+ */
+export function createExchange({ clock, open, idleTimeoutMs }: ForwardingOptions): Exchange {
+  async function forward(request: IncomingMessage, response: ServerResponse, forwarding: Forwarding): Promise<void> {
+    const refuse = (problem: DataPlaneProblem): void => writeAnswer(response, answerTo(problem, forwarding.asker));
+    const gone = new AbortController();
+    response.once('close', () => gone.abort());
+    const { port } = forwarding.head;
+    const outcome = await open(forwarding.target, port, gone.signal);
+    if (outcome.kind !== 'connected') {
+      refuse(outcome);
+      return;
+    }
+    const { connection } = outcome;
+    if (response.destroyed) {
+      connection.destroy();
+      return;
+    }
+    const outgoing = send(request, forwarding, connection);
+    const timer = answerTimer(request, forwarding, () => {
+      refuse({ kind: 'timed-out', port });
+      connection.destroy();
+    });
+    let answer: IncomingMessage | undefined;
+    const fail = (): void => {
+      timer?.[Symbol.dispose]();
+      request.unpipe(outgoing);
+      // Whoever has the whole answer does not care how the connection of the service ended.
+      if (answer?.complete === true) return;
+      connection.destroy();
+      if (response.headersSent) resetConnection(response);
+      else refuse({ kind: 'no-answer', port });
+    };
+    outgoing.once('response', (incoming) => {
+      answer = incoming;
+      timer?.[Symbol.dispose]();
+      incoming.once('end', () => request.unpipe(outgoing));
+      incoming.once('close', () => {
+        if (!incoming.complete) fail();
+      });
+      incoming.on('error', fail);
+      if (!relay(request, incoming, response)) fail();
+    });
+    outgoing.on('error', fail);
+    // Without a listener Node ends a connection that is switched to another protocol unasked, which is what we want.
+    passInterimAnswers(request, outgoing, response);
+    response.once('close', () => {
+      timer?.[Symbol.dispose]();
+      if (answer?.complete === true && response.writableFinished) closeSoon(clock, connection);
+      else connection.destroy();
+    });
+  }
+
+  return (request, response, forwarding) => {
+    limitUnreadBody(request, response, clock);
+    response.setTimeout(idleTimeoutMs, () => resetConnection(response));
+    forward(request, response, forwarding).catch(() => {
+      // The client left while its connection was made; a fault of ours ends the exchange as well.
+      if (!response.destroyed) resetConnection(response);
+    });
+  };
+
+  /** Sends the request, its body as it comes. */
+  function send(request: IncomingMessage, { head, url }: Forwarding, connection: Duplex): ClientRequest {
+    const outgoing = httpRequest({
+      method: request.method ?? 'GET',
+      path: url,
+      headers: requestHead(request, head),
+      // Everything is in the list already.
+      setDefaultHeaders: false,
+      createConnection: () => connection,
+      maxHeaderSize: MAX_ANSWER_HEAD_BYTES,
+    });
+    // The size of the head is the limit; by number Node would leave the last ones out without a word.
+    outgoing.maxHeadersCount = 0;
+    outgoing.flushHeaders();
+    if (!hasBody(request)) {
+      outgoing.end();
+      return outgoing;
+    }
+    request.once('end', () => {
+      const trailers = trailerPairs(request.rawTrailers);
+      if (trailers.length > 0 && outgoing.chunkedEncoding) outgoing.addTrailers(trailers);
+    });
+    request.pipe(outgoing);
+    return outgoing;
+  }
+
+  function answerTimer(request: IncomingMessage, { asker }: Forwarding, onTimeout: () => void): Disposable | undefined {
+    if (asker.family === 'e2b') return undefined;
+    let timer = clock.timer(ANSWER_TIMEOUT_MS, onTimeout);
+    const restart = (): void => {
+      timer[Symbol.dispose]();
+      timer = clock.timer(ANSWER_TIMEOUT_MS, onTimeout);
+    };
+    request.on('data', restart);
+    return {
+      [Symbol.dispose]() {
+        request.off('data', restart);
+        timer[Symbol.dispose]();
+      },
+    };
+  }
+}
+
+/** Passes an answer on; false when it is none that HTTP allows. */
+function relay(request: IncomingMessage, answer: IncomingMessage, response: ServerResponse): boolean {
+  const status = answer.statusCode ?? 0;
+  const hasContent = request.method !== 'HEAD' && status !== 204 && status !== 304;
+  const chunked = answer.headers['transfer-encoding'] !== undefined && request.httpVersion !== '1.0';
+  const head = responseHead(answer, hasContent && chunked);
+  response.sendDate = false;
+  try {
+    // HTTP/2 has no reason phrases.
+    if (request.httpVersionMajor > 1) response.writeHead(status, head);
+    else response.writeHead(status, answer.statusMessage ?? '', head);
+  } catch {
+    return false;
+  }
+  response.flushHeaders();
+  answer.once('end', () => {
+    const trailers = trailerPairs(answer.rawTrailers);
+    if (trailers.length > 0 && hasContent && chunked) response.addTrailers(trailers);
+  });
+  answer.pipe(response);
+  return true;
+}
+
+/** `100 Continue` for those who wait for it, early hints and the like for everybody who knows HTTP/1.1. */
+function passInterimAnswers(request: IncomingMessage, outgoing: ClientRequest, response: ServerResponse): void {
+  let left = request.httpVersion === '1.0' ? 0 : MAX_INTERIM_ANSWERS;
+  outgoing.on('information', ({ statusCode, rawHeaders }) => {
+    if (response.headersSent || response.destroyed || left-- <= 0) return;
+    if (statusCode === 100) {
+      if (request.headers.expect !== undefined) response.writeContinue();
+      return;
+    }
+    const head: Record<string, string[]> = {};
+    for (const [name, value] of trailerPairs(rawHeaders)) {
+      head[name] = [...(head[name] ?? []), value];
+    }
+    response.writeInformation(statusCode, head);
+  });
+}
+
+/** Ends our side, gives the service a moment for its own, and takes the connection away. */
+export function closeSoon(clock: Clock, connection: Duplex): void {
+  const timer = clock.timer(LINGER_MS, () => connection.destroy());
+  connection.once('close', () => timer[Symbol.dispose]());
+  connection.end();
+  connection.resume();
+}

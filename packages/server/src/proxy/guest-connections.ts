@@ -1,0 +1,99 @@
+import type { Duplex } from 'node:stream';
+import type { Agent } from '@agentenv/agent';
+import { type Clock, callWithin, type Log, PlatformError } from '@agentenv/core';
+import type { SocketGroup } from '../orchestrator/orchestrator.ts';
+import type { DataPlaneProblem } from './answers.ts';
+
+/** One generation of a sandbox, as far as connections into it go. */
+export interface ConnectTarget {
+  readonly agent: Pick<Agent, 'connectPort'>;
+  /** What belongs to the generation; no connection outlives it. */
+  readonly sockets: SocketGroup;
+}
+
+export interface GuestConnectionsOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  /** Connections from outside one generation may have at once. */
+  readonly maxConnections: number;
+}
+
+export type ConnectOutcome =
+  | { readonly kind: 'connected'; readonly connection: Duplex }
+  | Extract<DataPlaneProblem, { kind: 'not-found' | 'port-closed' | 'too-many-connections' }>;
+
+/**
+ * Makes a connection to a port inside a sandbox; throws the reason of `signal`. Every request has its own, so none is
+ * ever used again by another request, much less by one for another generation.
+ */
+export type OpenGuestConnection = (target: ConnectTarget, port: number, signal: AbortSignal) => Promise<ConnectOutcome>;
+
+/** A server that was only just started refuses at first (contract e2b.md section 7), milliseconds between attempts. */
+const RETRY_PAUSES_MS = [100, 200, 300, 400];
+/** All attempts together, milliseconds (agentenv.md section 15.3). */
+const CONNECT_TIMEOUT_MS = 5_000;
+
+export function createGuestConnections({ clock, log, maxConnections }: GuestConnectionsOptions): OpenGuestConnection {
+  const counts = new WeakMap<SocketGroup, number>();
+  const change = (group: SocketGroup, by: 1 | -1): void => {
+    counts.set(group, (counts.get(group) ?? 0) + by);
+  };
+
+  async function attempt(target: ConnectTarget, port: number, signal: AbortSignal): Promise<Duplex> {
+    for (let attempts = 0; ; attempts++) {
+      try {
+        const connection = await target.agent.connectPort(port, signal);
+        // Nobody waits for one that came too late.
+        if (signal.aborted) connection.destroy();
+        return connection;
+      } catch (error) {
+        const pause = RETRY_PAUSES_MS[attempts];
+        if (!isRefused(error) || pause === undefined) throw error;
+        await wait(clock, pause, signal);
+      }
+    }
+  }
+
+  return async (target, port, signal) => {
+    const { sockets } = target;
+    if ((counts.get(sockets) ?? 0) >= maxConnections) return { kind: 'too-many-connections' };
+    change(sockets, 1);
+    let connection: Duplex;
+    try {
+      const bounds = { what: `port ${port}`, timeoutMs: CONNECT_TIMEOUT_MS, graceMs: 0, signal };
+      connection = await callWithin(clock, bounds, (aborted) => attempt(target, port, aborted));
+    } catch (error) {
+      change(sockets, -1);
+      if (signal.aborted) throw error;
+      return problemOf(error, port, log);
+    }
+    connection.once('close', () => change(sockets, -1));
+    return { kind: 'connected', connection };
+  };
+}
+
+function isRefused(error: unknown): boolean {
+  return error instanceof PlatformError && error.details.status === 'REFUSED';
+}
+
+function problemOf(error: unknown, port: number, log: Log): Exclude<ConnectOutcome, { kind: 'connected' }> {
+  const { code } = PlatformError.fromUnknown(error);
+  if (code === 'capacity') return { kind: 'too-many-connections' };
+  // The generation ended while we asked; its state follows.
+  if (code === 'sandbox_unavailable') return { kind: 'not-found' };
+  if (!isRefused(error) && code !== 'deadline_exceeded') log.warn({ port, err: error }, 'a port could not be reached');
+  return { kind: 'port-closed', port };
+}
+
+async function wait(clock: Clock, milliseconds: number, signal: AbortSignal): Promise<void> {
+  signal.throwIfAborted();
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  const abort = (): void => reject(signal.reason);
+  using _timer = clock.timer(milliseconds, resolve);
+  signal.addEventListener('abort', abort, { once: true });
+  try {
+    await promise;
+  } finally {
+    signal.removeEventListener('abort', abort);
+  }
+}

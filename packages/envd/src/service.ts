@@ -8,6 +8,7 @@ import { createFilesystemService } from './filesystem/filesystem-service.ts';
 import { createWatchService } from './filesystem/watch-service.ts';
 import { limitUnreadBody, sendError, sendJson } from './http/answer.ts';
 import { applyCors } from './http/cors.ts';
+import { serveInside } from './http/inside.ts';
 import { createOpenAnswers, resetConnection } from './http/open-answers.ts';
 import { createRouter, splitTarget } from './http/router.ts';
 import { createProcessService } from './process/process-service.ts';
@@ -31,7 +32,8 @@ export interface EnvdOptions {
 
 /**
  * The E2B guest API (port 49983 of every sandbox) for one generation, answered on the host through the agent.
- * `handle` takes requests whose path is the guest path (`/health`, `/files`, `/process.Process/Start` …).
+ * `handle` takes requests whose path is the guest path (`/health`, `/files`, `/process.Process/Start` …); programs inside
+ * the sandbox reach the same service on port 49983, with the same token.
  * When the agent's channel ends, or the service is disposed, open connections are reset and `/health` answers 502.
  */
 export interface EnvdService extends AsyncDisposable {
@@ -94,20 +96,24 @@ export function createEnvd(options: EnvdOptions): EnvdService {
     sendError(response, error);
   }
 
+  function handle(request: IncomingMessage, response: ServerResponse): void {
+    if (gone) {
+      applyCors(request, response);
+      sendJson(response, 502, { sandboxId, message: 'The sandbox was not found', code: 502 });
+      return;
+    }
+    open.add(response);
+    limitUnreadBody(request, response, clock);
+    answer(request, response).catch((caught: unknown) => fail(request, response, caught));
+  }
+
+  const inside = serveInside({ agent, clock, log, handle });
+
   return {
-    handle(request, response) {
-      if (gone) {
-        applyCors(request, response);
-        sendJson(response, 502, { sandboxId, message: 'The sandbox was not found', code: 502 });
-        return;
-      }
-      open.add(response);
-      limitUnreadBody(request, response, clock);
-      answer(request, response).catch((caught: unknown) => fail(request, response, caught));
-    },
+    handle,
     async [Symbol.asyncDispose]() {
       end();
-      await watches[Symbol.asyncDispose]();
+      await Promise.all([inside[Symbol.asyncDispose](), watches[Symbol.asyncDispose]()]);
     },
   };
 }

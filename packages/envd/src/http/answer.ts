@@ -37,10 +37,11 @@ export function limitUnreadBody(request: IncomingMessage, response: ServerRespon
   response.once('finish', () => {
     if (request.complete) return;
     const { socket } = request;
-    const before = socket.bytesRead;
+    let discarded = 0;
     const timer = clock.timer(MAX_DISCARD_MS, () => socket.destroy());
-    request.on('data', () => {
-      if (socket.bytesRead - before > MAX_DISCARDED_BYTES) socket.destroy();
+    request.on('data', (chunk: Buffer) => {
+      discarded += chunk.length;
+      if (discarded > MAX_DISCARDED_BYTES) socket.destroy();
     });
     request.once('close', () => timer[Symbol.dispose]());
     request.resume();

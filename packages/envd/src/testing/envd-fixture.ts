@@ -16,6 +16,8 @@ export interface EnvdFixture extends AsyncDisposable {
   readonly url: string;
   /** Open sockets of the HTTP server. */
   readonly sockets: ReadonlySet<Socket>;
+  /** From here on the HTTP server answers with another service, as of a next generation. */
+  serve(service: EnvdService): void;
   /** One request with the token, its answer read to the end. */
   request(path: string, options?: RequestOptions): Promise<Answer>;
 }
@@ -37,7 +39,8 @@ export async function startEnvd(options: Partial<EnvdOptions> = {}): Promise<Env
       ...options,
     }),
   );
-  const server = createServer({ requestTimeout: 0 }, (request, response) => service.handle(request, response));
+  let serving = service;
+  const server = createServer({ requestTimeout: 0 }, (request, response) => serving.handle(request, response));
   const sockets = new Set<Socket>();
   server.on('connection', (socket) => {
     sockets.add(socket);
@@ -58,6 +61,9 @@ export async function startEnvd(options: Partial<EnvdOptions> = {}): Promise<Env
     port,
     url: `http://127.0.0.1:${port}`,
     sockets,
+    serve(next) {
+      serving = next;
+    },
     request: (path, request) => sendRequest(port, path, request),
     [Symbol.asyncDispose]: () => disposal.disposeAsync(),
   };

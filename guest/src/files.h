@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/stat.h>
+#include <sys/types.h>
 
 #include "body.h"
 #include "buffer.h"
@@ -81,5 +82,15 @@ void files_compose(struct reader *request);
 
 /* files-activate.c */
 void files_activate(struct reader *request);
+
+/* Devices of the file systems in memory, as the agent finds them when it starts; 0 = none. */
+struct memory_devices {
+  dev_t run;
+  dev_t shm;
+};
+void memory_devices_find(struct memory_devices *devices);
+/* In the agent itself: writes the files of an activate when all of them exist in memory, as in every clone of a template,
+ * where forking a worker would cost more than everything else. Otherwise false, perhaps after some: a worker is needed. */
+bool files_activate_in_memory(struct reader *request, const struct memory_devices *devices);
 
 #endif

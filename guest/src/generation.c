@@ -29,6 +29,8 @@ void generation_thaw(struct agent *agent) {
   channel_release(&agent->channel);
 }
 
+void generation_open(struct generation *generation) { memory_devices_find(&generation->memory); }
+
 /* --- quiesce ---------------------------------------------------------------------------------------------------- */
 
 static void lease_over(struct timer *timer) {
@@ -159,5 +161,10 @@ void generation_activate(struct agent *agent, const struct request *request) {
   uint32_t deadline_ms = request->deadline_ms > 0 ? request->deadline_ms : FILES_DEADLINE_MS;
   loop_disarm(&agent->loop, &generation->lease);
   generation->writers++;
+  struct reader files = reader_of(request->body, request->length);
+  if (files_activate_in_memory(&files, &generation->memory)) {
+    files_written(agent, STATUS_OK, 0, NULL);
+    return;
+  }
   job_run(agent, OP_ACTIVATE, request->body, request->length, deadline_ms, files_written);
 }

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "files.h"
 #include "loop.h"
 #include "stream.h"
 
@@ -26,7 +27,10 @@ struct generation {
   struct timer lease;
   struct stream activation; /* of an activate whose files are being written */
   unsigned writers;         /* workers that write such files; more than one only after a resync in between */
+  struct memory_devices memory;
 };
+
+void generation_open(struct generation *generation);
 
 void generation_quiesce(struct agent *agent, const struct request *request);
 void generation_activate(struct agent *agent, const struct request *request);

@@ -120,6 +120,7 @@ static void serve(struct agent *agent, const struct options *options) {
   raise_limit_of_files();
   loop_open(&agent->loop);
   signals_open(&signals, agent);
+  generation_open(&agent->generation);
   /* A guest that runs out of memory shall lose a process of the user, never the agent. */
   write_control_file("/proc/self/oom_score_adj", "-1000");
   if (!freezer_open(&agent->freezer, options->cgroup)) die("cannot use the cgroup %s: %s", options->cgroup, strerror(errno));

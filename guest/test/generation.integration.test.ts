@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
-import { readFile, writeFile } from 'node:fs/promises';
+import { mkdtemp, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { Activation, Agent } from '@agentenv/agent';
+import type { Activation, Agent, GuestFile } from '@agentenv/agent';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { type SanitizedGuest, startSanitizedGuest } from './support/sanitized-guest.ts';
 import { finish, sh, start } from './support/shell.ts';
@@ -108,22 +108,61 @@ describe.runIf(process.getuid?.() === 0)('quiesce', () => {
 });
 
 describe('activate', () => {
-  test('writes its files, over links and FIFOs too, and leaves equal ones alone', async () => {
-    const path = (name: string): string => join(guest.directory, 'activate', name);
+  describe.each(['on a disk', 'in memory'])('files %s', (where) => {
+    let directory: string;
+    beforeAll(async () => {
+      directory = where === 'in memory' ? await mkdtemp('/dev/shm/aenv-test-') : join(guest.directory, 'activate');
+    });
+    afterAll(async () => {
+      await rm(directory, { recursive: true, force: true });
+    });
+    const path = (name: string): string => join(directory, name);
     const file = (name: string, content: string, mode = 0o644) => ({ path: path(name), mode, content });
-    await agent.activate(activation({ files: [file('a', 'first', 0o600), file('b/c', 'second')] }));
-    expect(await readFile(path('a'), 'utf8')).toBe('first');
-    expect((await agent.stat(path('a'))).mode).toBe(0o600);
-    await writeFile(path('victim'), 'untouched');
-    await sh(agent, `cd ${path('.')} && ln -s victim link && mkfifo fifo && touch -d @1000 b/c && chmod 444 b/c`);
-    await agent.activate(
-      activation({ files: [file('link', 'x'), file('fifo', 'y'), file('b/c', 'second'), file('a', '1')] }),
-    );
-    expect(await readFile(path('victim'), 'utf8')).toBe('untouched');
-    expect([await readFile(path('link'), 'utf8'), await readFile(path('fifo'), 'utf8')]).toEqual(['x', 'y']);
-    expect(await readFile(path('a'), 'utf8')).toBe('1');
-    expect((await agent.stat(path('b/c'))).mtimeNs).toBe(1_000_000_000_000n);
-    expect((await agent.stat(path('b/c'))).mode).toBe(0o644);
+    const write = (...files: readonly GuestFile[]) => agent.activate(activation({ files }));
+    const read = (name: string) => readFile(path(name), 'utf8');
+
+    test('are made, with their directories', async () => {
+      await write(file('a', 'first', 0o600), file('b/c', 'second'));
+      expect([await read('a'), await read('b/c')]).toEqual(['first', 'second']);
+      expect((await agent.stat(path('a'))).mode).toBe(0o600);
+    });
+
+    test('are written in place: longer, shorter, empty, with another mode', async () => {
+      const { ino } = await stat(path('a'));
+      for (const [content, mode] of [
+        ['longer than before', 0o600],
+        ['short', 0o640],
+        ['', 0o644],
+      ] as const) {
+        await write(file('a', content, mode), file('b/c', 'second'));
+        expect(await read('a')).toBe(content);
+        expect((await stat(path('a'))).mode & 0o777).toBe(mode);
+      }
+      expect((await stat(path('a'))).ino).toBe(ino);
+    });
+
+    test('that are equal already are left alone, but for their mode', async () => {
+      await sh(agent, `touch -d @1000 ${path('b/c')} && chmod 444 ${path('b/c')}`);
+      await write(file('b/c', 'second'));
+      expect(await agent.stat(path('b/c'))).toMatchObject({ mtimeNs: 1_000_000_000_000n, mode: 0o644 });
+    });
+
+    test('take the place of links and FIFOs of the same name', async () => {
+      await writeFile(path('victim'), 'untouched');
+      await sh(agent, `cd ${path('.')} && ln -s victim link && mkfifo fifo`);
+      await write(file('link', 'x'), file('fifo', 'y'));
+      expect([await read('victim'), await read('link'), await read('fifo')]).toEqual(['untouched', 'x', 'y']);
+    });
+
+    test('that cannot be written are named, and end the connection', async () => {
+      await sh(agent, `mkdir ${path('directory')}`);
+      await expect(write(file('directory', 'x'), file('a', 'written all the same'))).rejects.toMatchObject({
+        message: expect.stringContaining(path('directory')),
+      });
+      expect(await read('a')).toBe('written all the same');
+      await agent[Symbol.asyncDispose]();
+      agent = await guest.connect();
+    });
   });
 
   test('of a new generation ends connections, transfers and watches, and keeps processes', async () => {

@@ -10,7 +10,7 @@ import type { SnapshotIntegrity } from './snapshot-integrity.ts';
 import { rehearsal, runOnce, TEMPLATE_WARM_UP } from './warm-up.ts';
 
 /** Raised when what a template is prepared with changes. */
-const RECIPE = 2;
+const RECIPE = 3;
 const QUIESCE_LEASE_MS = 5_000;
 export const UNFINISHED_PREFIX = '.build-';
 

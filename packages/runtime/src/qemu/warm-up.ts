@@ -15,6 +15,8 @@ export const TEMPLATE_WARM_UP: readonly (readonly string[])[] = [
   ['/bin/bash', '-l', '-c', 'id >/dev/null; ls / >/dev/null; cat /etc/hostname >/dev/null; sleep 0; env >/dev/null'],
   ['/bin/bash', '-l', '-c', 'command -v python3 >/dev/null && python3 -c 1 || true'],
   ['/bin/bash', '-l', '-c', 'command -v node >/dev/null && node -e 1 || true'],
+  // Otherwise every clone writes back what was dirty here: megabytes of translated code and copied pages for nothing.
+  ['/bin/sync'],
 ];
 
 /** As long as every sandbox id, so that the files of the real activation fit into the blocks of these. */

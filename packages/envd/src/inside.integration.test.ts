@@ -124,6 +124,7 @@ describe('the listener', () => {
   const options = (more: Partial<Omit<EnvdOptions, 'agent'>>): Omit<EnvdOptions, 'agent'> => ({
     clock: testClock,
     log: SILENT_LOG,
+    journal() {},
     sandboxId: 'itest',
     templateId: 'base',
     accessToken: TOKEN,

@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Agent } from '@agentenv/agent';
-import { type Clock, type Log, PlatformError } from '@agentenv/core';
+import { type Clock, type Log, PlatformError, type SandboxJournal } from '@agentenv/core';
 import { Filesystem } from '@agentenv/protocol/filesystem';
 import { Process } from '@agentenv/protocol/process';
 import { createFilesystemService } from './filesystem/filesystem-service.ts';
@@ -21,6 +21,8 @@ export interface EnvdOptions {
   readonly agent: Agent;
   readonly clock: Clock;
   readonly log: Log;
+  /** What the owner of the sandbox gets to read: its processes as they start and end. */
+  readonly journal: SandboxJournal;
   readonly sandboxId: string;
   readonly templateId: string;
   /** undefined: the sandbox is not secure, nothing is guarded. */
@@ -44,7 +46,7 @@ export function createEnvd(options: EnvdOptions): EnvdService {
   const { agent, clock, sandboxId, defaultUser, defaultWorkdir } = options;
   const log = options.log.child({ sandboxId });
   const open = createOpenAnswers();
-  const table = createProcessTable({ agent, clock, log });
+  const table = createProcessTable({ agent, clock, log, journal: options.journal });
   const { resolvePath, ...filesystem } = createFilesystemService({ agent, defaultUser, defaultWorkdir });
   const newWatcherId = (): string => `w${randomBytes(8).toString('hex')}`;
   const watches = createWatchService({ agent, clock, resolvePath, newWatcherId });

@@ -7,6 +7,7 @@ export const HEADERS = {
   e2bSandboxPort: 'e2b-sandbox-port',
   agentenvSandboxId: 'x-agentenv-sandbox-id',
   agentenvTargetPort: 'x-agentenv-target-port',
+  requestId: 'x-request-id',
   nextToken: 'x-next-token',
   totalRunning: 'x-total-running',
   retryAfter: 'retry-after',

@@ -5,7 +5,9 @@ import { PlatformError } from '@agentenv/core';
 import { systemClock } from './clock.ts';
 import { loadConfig } from './config/load.ts';
 import type { Config } from './config/schema.ts';
+import { readBuild } from './observability/build.ts';
 import { createLog, type ServerLog } from './observability/log.ts';
+import { createRequestContexts, outsideRequests, type RequestContexts } from './observability/request-context.ts';
 import { systemRng } from './rng.ts';
 import type { RunningServer } from './server.ts';
 
@@ -58,9 +60,13 @@ async function readConfig(path: string | undefined): Promise<Config> {
   });
 }
 
-function openLog(config: Config): ServerLog {
+function openLog(config: Config, contexts: RequestContexts): ServerLog {
   const { 'log.format': format, 'log.level': level } = config;
-  return createLog({ format: format === 'auto' ? (process.stdout.isTTY ? 'pretty' : 'json') : format, level });
+  return createLog({
+    format: format === 'auto' ? (process.stdout.isTTY ? 'pretty' : 'json') : format,
+    level,
+    context: () => contexts.current(),
+  });
 }
 
 /** What to type to use the server from a shell; the key is read from where it is and never printed. */
@@ -77,7 +83,7 @@ function shellLines({ url, apiKeySource }: RunningServer): string {
 }
 
 /** Runs a server until a signal; resolves with the exit code. */
-async function run(config: Config, { log, flush }: ServerLog): Promise<number> {
+async function run(config: Config, { log, flush }: ServerLog, contexts: RequestContexts): Promise<number> {
   const stopping = new AbortController();
   const hurry = new AbortController();
   let exitCode = 0;
@@ -108,9 +114,11 @@ async function run(config: Config, { log, flush }: ServerLog): Promise<number> {
       config,
       apiKey: process.env.AENV_API_KEY,
       uid: process.getuid?.() ?? -1,
-      clock: systemClock,
+      clock: outsideRequests(systemClock, contexts),
       rng: systemRng,
       log,
+      contexts,
+      build: await readBuild(INSTALL_DIRECTORY),
       signal: stopping.signal,
       hurry: hurry.signal,
     });
@@ -160,8 +168,9 @@ async function main(args: readonly string[]): Promise<number> {
   let serverLog: ServerLog | undefined;
   try {
     const config = await readConfig(options.configPath ?? process.env.AENV_CONFIG_PATH);
-    serverLog = openLog(config);
-    return await run(config, serverLog);
+    const contexts = createRequestContexts(systemRng);
+    serverLog = openLog(config, contexts);
+    return await run(config, serverLog, contexts);
   } catch (error) {
     console.error(`aenv: the server did not start: ${explain(error)}`);
     return EXIT_FAILURE;

@@ -1,3 +1,4 @@
+import { hostname } from 'node:os';
 import { join } from 'node:path';
 import {
   type Clock,
@@ -8,6 +9,7 @@ import {
   type Log,
   PlatformError,
   type Rng,
+  type UuidSource,
 } from '@agentenv/core';
 import { createEnvd } from '@agentenv/envd';
 import { ENVD_VERSION } from '@agentenv/protocol';
@@ -18,11 +20,16 @@ import { splitAddress } from './config/load.ts';
 import type { Config } from './config/schema.ts';
 import { claimHome, claimRuntime } from './directory-lock.ts';
 import { openHostBackend } from './host-backend.ts';
+import type { Build } from './observability/build.ts';
 import { registerHostGauges } from './observability/host-gauges.ts';
+import { createHostUsageProbe } from './observability/host-usage.ts';
 import { createLifecycleCounters } from './observability/lifecycle-counters.ts';
 import { createMetrics } from './observability/metrics.ts';
+import { createNodeReporter, type NodeReporter } from './observability/node.ts';
+import { createObservation } from './observability/observation.ts';
+import type { RequestContexts } from './observability/request-context.ts';
 import { DEFAULT_ORCHESTRATOR_CONFIG } from './orchestrator/config.ts';
-import { createOrchestrator } from './orchestrator/create-orchestrator.ts';
+import { createOrchestrator, type OwnedOrchestrator } from './orchestrator/create-orchestrator.ts';
 import { createHostCapacityProbe } from './orchestrator/host-capacity.ts';
 import { createDataPlane } from './proxy/data-plane.ts';
 import { type ApiKey, loadApiKey } from './secrets/api-key.ts';
@@ -36,17 +43,18 @@ import {
 
 /** The template without which a server is of no use. */
 const ESSENTIAL_TEMPLATE = 'base';
-/** How long requests of the control plane may take to end after the listener is closed, milliseconds. */
-const DRAIN_MS = 5_000;
 
 export interface ServerOptions {
   readonly config: Config;
   /** Value of `AENV_API_KEY`. */
   readonly apiKey: string | undefined;
   readonly uid: number;
+  /** Its timers run outside of requests, see `outsideRequests`. */
   readonly clock: Clock;
   readonly rng: Rng;
   readonly log: Log;
+  readonly contexts: RequestContexts;
+  readonly build: Build;
   /** Aborts the start. */
   readonly signal: AbortSignal;
   /** Aborts the wait for requests under way when the server ends. */
@@ -95,9 +103,11 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
       config: DEFAULT_TEMPLATE_REGISTRY_CONFIG,
     }),
   );
+  const observation = undo.use(createObservation({ config, clock, log, registry: metrics.registry }));
   const orchestrator = undo.use(
     await createOrchestrator({
       ...{ backend: host.backend, ledger, templates, createEnvd, clock, rng, ids, log, stages: metrics.stages },
+      ...{ logs: observation.sandboxLogs, samples: observation.sandboxMetrics },
       tokens: {
         accessToken: (id) => deriveAccessToken(seed, id),
         trafficAccessToken: (id) => deriveTrafficAccessToken(seed, id),
@@ -129,7 +139,11 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
 
   let ready = false;
   const front = await createApp({
-    ...{ orchestrator, templates, clock, log },
+    ...{ orchestrator, templates, ...observation, clock, log, contexts: options.contexts },
+    installation: {
+      team: config['team.slug'],
+      node: config['observability.enabled'] ? nodeReporter(options, orchestrator, ids) : undefined,
+    },
     apiKey: apiKey.value,
     isReady: () => ready,
     timeouts: {
@@ -151,10 +165,11 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
     }),
   });
   undo.defer(async () => {
-    // No new requests; those of the control plane may end; then the sandboxes, and with them their streams.
-    const closed = front.app.close();
+    // No new requests of the control plane; those under way may end; then the sandboxes, and with them their streams.
+    // The listener stays to the end: it says that the server is going, and that sandboxes are gone.
     await drain(front, options);
     await orchestrator[Symbol.asyncDispose]();
+    const closed = front.app.close();
     front.app.server.closeAllConnections();
     await closed;
   });
@@ -162,6 +177,33 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   await essentialTemplate(templates, options);
   ready = true;
   return serverOf(url, apiKey, undo.move());
+}
+
+function nodeReporter(
+  { config, clock, build }: ServerOptions,
+  orchestrator: Pick<OwnedOrchestrator, 'status'>,
+  ids: UuidSource,
+): NodeReporter {
+  return createNodeReporter({
+    identity: {
+      nodeId: config['node_identity.node_id'] ?? hostname(),
+      clusterId: config['node_identity.cluster_id'],
+      serviceInstanceId: config['node_identity.service_instance_id'] ?? ids.instanceId(),
+    },
+    build,
+    host: createHostUsageProbe({
+      directories: [config.home_path, config.runtime_path],
+      delay: (milliseconds) => delay(clock, milliseconds),
+      monotonic: () => clock.monotonic(),
+    }),
+    status: () => orchestrator.status(),
+  });
+}
+
+async function delay(clock: Clock, milliseconds: number): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  clock.timer(milliseconds, resolve);
+  await promise;
 }
 
 function serverOf(url: string, apiKey: ApiKey, everything: AsyncDisposableStack): RunningServer {
@@ -204,10 +246,14 @@ async function essentialTemplate(templates: TemplateRegistry, { clock, log, sign
 }
 
 /** Waits until no request of the control plane is under way, for a bounded time or until somebody is in a hurry. */
-async function drain({ idle }: ControlPlane, { clock, hurry }: ServerOptions): Promise<void> {
+async function drain(front: ControlPlane, { config, clock, log, hurry }: ServerOptions): Promise<void> {
   const enough = Promise.withResolvers<void>();
-  using _limit = clock.timer(DRAIN_MS, enough.resolve);
+  const seconds = config.drain_timeout_secs;
+  using _limit = clock.timer(seconds * 1000, () => {
+    log.warn({ seconds }, 'requests under way did not finish in time');
+    enough.resolve();
+  });
   hurry.addEventListener('abort', () => enough.resolve(), { once: true });
   if (hurry.aborted) enough.resolve();
-  await Promise.race([idle(), enough.promise]);
+  await Promise.race([front.drain(), enough.promise]);
 }

@@ -19,6 +19,8 @@ export interface ProcessRecord {
   readonly state: 'running' | 'draining' | 'ended';
   /** Settles when it was reaped or the sandbox is gone. Never rejects. */
   readonly reaped: Promise<void>;
+  /** How it ended, from the moment it was reaped. */
+  readonly end: ProcessEnd | undefined;
   /** Settles when the state is `ended`. Never rejects. */
   readonly ended: Promise<void>;
   subscribe(): Subscriber;
@@ -53,6 +55,7 @@ export function createProcessRecord(
   };
   let stdinOpen = guest.stdinOpen;
   let state: ProcessRecord['state'] = 'running';
+  let end: ProcessEnd | undefined;
 
   guest.onOutput((output) => {
     const room = hub.push(output);
@@ -71,13 +74,10 @@ export function createProcessRecord(
   async function followEnd(): Promise<void> {
     const exit = await guest.exit;
     state = 'draining';
+    end = describeEnd(exit);
     reaped.resolve();
     if (exit.reason === 'deadline') impatient.resolve();
     await Promise.race([guest.outputEnd, impatient.promise.then(() => outputUntil(exit))]);
-    finish(describeEnd(exit));
-  }
-
-  function finish(end: ProcessEnd): void {
     state = 'ended';
     hub.end(end);
   }
@@ -98,6 +98,9 @@ export function createProcessRecord(
       return state;
     },
     reaped: reaped.promise,
+    get end() {
+      return end;
+    },
     ended,
     subscribe: () => hub.subscribe(),
     unsubscribe: (subscriber) => hub.unsubscribe(subscriber),

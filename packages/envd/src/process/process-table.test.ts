@@ -1,5 +1,5 @@
 import type { Agent, SpawnRequest } from '@agentenv/agent';
-import { PlatformError, SILENT_LOG } from '@agentenv/core';
+import { PlatformError, type SandboxLogEntry, SILENT_LOG } from '@agentenv/core';
 import { createFakeClock } from '@agentenv/core/testing';
 import { ProcessConfigSchema, ProcessSelectorSchema } from '@agentenv/protocol/process';
 import { create } from '@bufbuild/protobuf';
@@ -14,6 +14,7 @@ const DESCRIPTION = { tag: 'a-tag', config: create(ProcessConfigSchema, { cmd: '
 function setUp(present: readonly FakeGuestProcess[] = []) {
   const clock = createFakeClock();
   const spawned: { readonly request: SpawnRequest; readonly guest: FakeGuestProcess }[] = [];
+  const journal: SandboxLogEntry[] = [];
   let failing = false;
   // The two calls of the agent a table makes; nothing else of it is reachable from there.
   const agent: Pick<Agent, 'spawn' | 'listProcesses'> = {
@@ -25,10 +26,10 @@ function setUp(present: readonly FakeGuestProcess[] = []) {
     },
     listProcesses: async () => present,
   };
-  const table = createProcessTable({ agent, clock, log: SILENT_LOG });
+  const table = createProcessTable({ agent, clock, log: SILENT_LOG, journal: (entry) => journal.push(entry) });
   const start = async (description = DESCRIPTION) => (await table.start(PLAN, description)).record;
   const lastGuest = () => spawned.at(-1)?.guest ?? expect.fail('nothing was spawned');
-  return { clock, table, spawned, start, lastGuest, fail: () => (failing = true) };
+  return { clock, table, spawned, journal, start, lastGuest, fail: () => (failing = true) };
 }
 
 const byPid = (pid: number) => create(ProcessSelectorSchema, { selector: { case: 'pid', value: pid } });
@@ -108,9 +109,44 @@ describe('process table', () => {
         throw new PlatformError('sandbox_unavailable', 'gone');
       },
     };
-    const table = createProcessTable({ agent, clock: createFakeClock(), log: SILENT_LOG });
+    const table = createProcessTable({ agent, clock: createFakeClock(), log: SILENT_LOG, journal() {} });
     await expect(table.list()).rejects.toThrow('gone');
     await expect(table.start(PLAN, DESCRIPTION)).rejects.toThrow('gone');
+  });
+
+  test('tells the log that a process started and how it ended, never its arguments or environment', async () => {
+    const { clock, table, journal, spawned } = setUp();
+    const secret = 'a-secret';
+    const config = create(ProcessConfigSchema, { cmd: '/bin/bash', args: ['-c', secret], envs: { TOKEN: secret } });
+    const { record } = await table.start({ ...PLAN, env: { TOKEN: secret } }, { tag: secret, config });
+    const facts = { pid: '100', cmd: '/bin/bash' };
+    expect(journal).toEqual([
+      {
+        level: 'info',
+        logger: 'process',
+        message: 'process started',
+        fields: { ...facts, user: 'user', terminal: 'false' },
+      },
+    ]);
+    await clock.advance(1_500);
+    // The end of a process does not wait for others that hold its output open.
+    spawned[0]?.guest.reap({ code: 3 });
+    await record.reaped;
+    const fields = { ...facts, exitCode: '3', status: 'exit status 3', durationMs: '1500' };
+    expect(journal.slice(1)).toEqual([{ level: 'info', logger: 'process', message: 'process ended', fields }]);
+    expect(JSON.stringify(journal)).not.toContain(secret);
+  });
+
+  test('tells the log of a time limit, and nothing of a process that is gone with its sandbox', async () => {
+    const { journal, spawned, start } = setUp();
+    await start();
+    const lost = await start();
+    spawned[0]?.guest.reap({ signal: 9, reason: 'deadline' });
+    spawned[1]?.guest.lose();
+    await lost.ended;
+    expect(journal.slice(2)).toMatchObject([
+      { message: 'process ended at its time limit', fields: { exitCode: '-1', status: 'signal: killed' } },
+    ]);
   });
 
   test('disposing cancels its timers', async () => {

@@ -1,9 +1,10 @@
 import type { Agent, SpawnRequest } from '@agentenv/agent';
-import { type Clock, type Log, PlatformError } from '@agentenv/core';
+import { type Clock, type Log, PlatformError, type SandboxJournal } from '@agentenv/core';
 import type { ProcessSelector } from '@agentenv/protocol/process';
 import { withDeadline } from '../http/signals.ts';
 import { decodeDescription, encodeDescription } from './description.ts';
 import { createOutputHub } from './output-hub.ts';
+import { tellProcess } from './process-journal.ts';
 import { createProcessRecord, type ProcessDescription, type ProcessRecord } from './process-record.ts';
 import type { Subscriber } from './subscriber.ts';
 
@@ -36,6 +37,7 @@ export function createProcessTable(deps: {
   readonly agent: Pick<Agent, 'spawn' | 'listProcesses'>;
   readonly clock: Clock;
   readonly log: Log;
+  readonly journal: SandboxJournal;
 }): ProcessTable {
   const { agent, clock, log } = deps;
   /** In the order they were started; the last of a pid or tag counts. */
@@ -101,6 +103,7 @@ export function createProcessTable(deps: {
         const subscriber = hub.subscribe();
         const record = createProcessRecord(guest, description, hub);
         keep(record);
+        tellProcess(deps, record, plan.user);
         return { record, subscriber };
       } finally {
         starting--;

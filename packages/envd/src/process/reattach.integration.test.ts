@@ -29,6 +29,7 @@ async function serve(useBinaryFormat: boolean) {
       agent: guest.agent,
       clock: testClock,
       log: SILENT_LOG,
+      journal() {},
       sandboxId: 'itest',
       templateId: 'base',
       accessToken: undefined,

@@ -30,6 +30,7 @@ export async function startEnvd(options: Partial<EnvdOptions> = {}): Promise<Env
       agent: guest.agent,
       clock: testClock,
       log: SILENT_LOG,
+      journal() {},
       sandboxId: 'itest',
       templateId: 'base',
       accessToken: TOKEN,

@@ -254,23 +254,6 @@ export interface paths {
         readonly patch?: never;
         readonly trace?: never;
     };
-    readonly "/sandboxes-cold": {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path?: never;
-            readonly cookie?: never;
-        };
-        readonly get?: never;
-        readonly put?: never;
-        /** Start a sandbox from a container image. */
-        readonly post: operations["createColdSandbox"];
-        readonly delete?: never;
-        readonly options?: never;
-        readonly head?: never;
-        readonly patch?: never;
-        readonly trace?: never;
-    };
     readonly "/sandboxes/metrics": {
         readonly parameters: {
             readonly query?: never;
@@ -282,6 +265,149 @@ export interface paths {
         readonly get: operations["getSandboxesMetrics"];
         readonly put?: never;
         readonly post?: never;
+        readonly delete?: never;
+        readonly options?: never;
+        readonly head?: never;
+        readonly patch?: never;
+        readonly trace?: never;
+    };
+    readonly "/sandboxes/{sandboxID}/metrics": {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path: {
+                /** @description Opaque id of a sandbox. */
+                readonly sandboxID: components["parameters"]["SandboxID"];
+            };
+            readonly cookie?: never;
+        };
+        /**
+         * Metrics of a sandbox over time.
+         * @description Samples of the whole life of the sandbox unless a range is given. Their number is bounded: the longer ago, the
+         *     fewer are kept. Empty while there are none.
+         */
+        readonly get: operations["getSandboxMetrics"];
+        readonly put?: never;
+        readonly post?: never;
+        readonly delete?: never;
+        readonly options?: never;
+        readonly head?: never;
+        readonly patch?: never;
+        readonly trace?: never;
+    };
+    readonly "/sandboxes/{sandboxID}/logs": {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path: {
+                /** @description Opaque id of a sandbox. */
+                readonly sandboxID: components["parameters"]["SandboxID"];
+            };
+            readonly cookie?: never;
+        };
+        /**
+         * Logs of a sandbox, oldest first (clients before the v2 routes).
+         * @description What the platform did with the sandbox, and its processes as they start and end; never their output. No two
+         *     entries of a sandbox have the same millisecond, so asking again from one millisecond behind the last entry
+         *     misses nothing. Kept for a while after the sandbox has ended.
+         */
+        readonly get: operations["getSandboxLogs"];
+        readonly put?: never;
+        readonly post?: never;
+        readonly delete?: never;
+        readonly options?: never;
+        readonly head?: never;
+        readonly patch?: never;
+        readonly trace?: never;
+    };
+    readonly "/v2/sandboxes/{sandboxID}/logs": {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path: {
+                /** @description Opaque id of a sandbox. */
+                readonly sandboxID: components["parameters"]["SandboxID"];
+            };
+            readonly cookie?: never;
+        };
+        /** Logs of a sandbox. */
+        readonly get: operations["getSandboxLogsV2"];
+        readonly put?: never;
+        readonly post?: never;
+        readonly delete?: never;
+        readonly options?: never;
+        readonly head?: never;
+        readonly patch?: never;
+        readonly trace?: never;
+    };
+    readonly "/teams": {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path?: never;
+            readonly cookie?: never;
+        };
+        /**
+         * The one team of this installation.
+         * @description For the login of the E2B CLI, which has an access token where the other routes want the API key. There is no
+         *     such token here; the API key is taken in its place.
+         */
+        readonly get: operations["listTeams"];
+        readonly put?: never;
+        readonly post?: never;
+        readonly delete?: never;
+        readonly options?: never;
+        readonly head?: never;
+        readonly patch?: never;
+        readonly trace?: never;
+    };
+    readonly "/nodes": {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path?: never;
+            readonly cookie?: never;
+        };
+        /** The hosts of this installation. */
+        readonly get: operations["listNodes"];
+        readonly put?: never;
+        readonly post?: never;
+        readonly delete?: never;
+        readonly options?: never;
+        readonly head?: never;
+        readonly patch?: never;
+        readonly trace?: never;
+    };
+    readonly "/nodes/{nodeID}": {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path: {
+                readonly nodeID: string;
+            };
+            readonly cookie?: never;
+        };
+        /** One host. */
+        readonly get: operations["getNode"];
+        readonly put?: never;
+        readonly post?: never;
+        readonly delete?: never;
+        readonly options?: never;
+        readonly head?: never;
+        readonly patch?: never;
+        readonly trace?: never;
+    };
+    readonly "/sandboxes-cold": {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path?: never;
+            readonly cookie?: never;
+        };
+        readonly get?: never;
+        readonly put?: never;
+        /** Start a sandbox from a container image. */
+        readonly post: operations["createColdSandbox"];
         readonly delete?: never;
         readonly options?: never;
         readonly head?: never;
@@ -390,66 +516,6 @@ export interface paths {
         readonly head?: never;
         /** Change the parameters kept for the custom extension. */
         readonly patch: operations["updateCustomExtensionParams"];
-        readonly trace?: never;
-    };
-    readonly "/sandboxes/{sandboxID}/metrics": {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path: {
-                /** @description Opaque id of a sandbox. */
-                readonly sandboxID: components["parameters"]["SandboxID"];
-            };
-            readonly cookie?: never;
-        };
-        /** Metrics of a sandbox over time. */
-        readonly get: operations["getSandboxMetrics"];
-        readonly put?: never;
-        readonly post?: never;
-        readonly delete?: never;
-        readonly options?: never;
-        readonly head?: never;
-        readonly patch?: never;
-        readonly trace?: never;
-    };
-    readonly "/sandboxes/{sandboxID}/logs": {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path: {
-                /** @description Opaque id of a sandbox. */
-                readonly sandboxID: components["parameters"]["SandboxID"];
-            };
-            readonly cookie?: never;
-        };
-        /** Logs of a sandbox (clients before the v2 routes). */
-        readonly get: operations["getSandboxLogs"];
-        readonly put?: never;
-        readonly post?: never;
-        readonly delete?: never;
-        readonly options?: never;
-        readonly head?: never;
-        readonly patch?: never;
-        readonly trace?: never;
-    };
-    readonly "/v2/sandboxes/{sandboxID}/logs": {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path: {
-                /** @description Opaque id of a sandbox. */
-                readonly sandboxID: components["parameters"]["SandboxID"];
-            };
-            readonly cookie?: never;
-        };
-        /** Logs of a sandbox. */
-        readonly get: operations["getSandboxLogsV2"];
-        readonly put?: never;
-        readonly post?: never;
-        readonly delete?: never;
-        readonly options?: never;
-        readonly head?: never;
-        readonly patch?: never;
         readonly trace?: never;
     };
     readonly "/sandboxes/{sandboxID}/snapshots": {
@@ -805,23 +871,6 @@ export interface paths {
         readonly patch?: never;
         readonly trace?: never;
     };
-    readonly "/teams": {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path?: never;
-            readonly cookie?: never;
-        };
-        /** The teams of the caller. */
-        readonly get: operations["listTeams"];
-        readonly put?: never;
-        readonly post?: never;
-        readonly delete?: never;
-        readonly options?: never;
-        readonly head?: never;
-        readonly patch?: never;
-        readonly trace?: never;
-    };
     readonly "/teams/{teamID}/metrics": {
         readonly parameters: {
             readonly query?: never;
@@ -860,42 +909,6 @@ export interface paths {
         readonly patch?: never;
         readonly trace?: never;
     };
-    readonly "/nodes": {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path?: never;
-            readonly cookie?: never;
-        };
-        /** The hosts of this installation. */
-        readonly get: operations["listNodes"];
-        readonly put?: never;
-        readonly post?: never;
-        readonly delete?: never;
-        readonly options?: never;
-        readonly head?: never;
-        readonly patch?: never;
-        readonly trace?: never;
-    };
-    readonly "/nodes/{nodeID}": {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path: {
-                readonly nodeID: string;
-            };
-            readonly cookie?: never;
-        };
-        /** One host. */
-        readonly get: operations["getNode"];
-        readonly put?: never;
-        readonly post?: never;
-        readonly delete?: never;
-        readonly options?: never;
-        readonly head?: never;
-        readonly patch?: never;
-        readonly trace?: never;
-    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -912,7 +925,7 @@ export interface components {
         readonly StringMap: {
             readonly [key: string]: string;
         };
-        /** @description Environment of every process of the sandbox. */
+        /** @description Environment of every process of the sandbox; at most 256 KiB in all. */
         readonly EnvVars: {
             readonly [key: string]: string;
         } | null;
@@ -964,7 +977,7 @@ export interface components {
         } | null;
         /** @description false denies everything that `network.allowOut` does not allow. */
         readonly AllowInternetAccess: boolean | null;
-        /** @description Facts for the caller, to filter lists by. */
+        /** @description Facts for the caller, to filter lists by; at most 256 KiB in all. */
         readonly NewMetadata: {
             readonly [key: string]: string;
         } | null;
@@ -1037,6 +1050,117 @@ export interface components {
             readonly allowInternetAccess: boolean | null;
             readonly network?: components["schemas"]["Network"];
             readonly lifecycle: components["schemas"]["Lifecycle"];
+        };
+        readonly UnixSeconds: number;
+        readonly UnixMilliseconds: number;
+        readonly SandboxMetric: {
+            /**
+             * Format: date-time
+             * @description When it was measured.
+             */
+            readonly timestamp: string;
+            /** @description The same in Unix seconds. */
+            readonly timestampUnix: number;
+            readonly cpuCount: number;
+            /** @description Percent of all CPUs together, since the sample before. */
+            readonly cpuUsedPct: number;
+            /** @description Bytes that could not be given to a new process. */
+            readonly memUsed: number;
+            /** @description Bytes. */
+            readonly memTotal: number;
+            /** @description Bytes of the page cache. */
+            readonly memCache: number;
+            /** @description Bytes of the root file system. */
+            readonly diskUsed: number;
+            /** @description Bytes of the root file system. */
+            readonly diskTotal: number;
+        };
+        /** @enum {string} */
+        readonly LogLevel: "debug" | "info" | "warn" | "error";
+        readonly SandboxLogEntry: {
+            /** Format: date-time */
+            readonly timestamp: string;
+            readonly level: components["schemas"]["LogLevel"];
+            readonly message: string;
+            readonly fields: components["schemas"]["StringMap"];
+        };
+        readonly Team: {
+            readonly teamID: string;
+            readonly name: string;
+            readonly apiKey: string;
+            readonly isDefault: boolean;
+        };
+        readonly Node: {
+            readonly id: string;
+            /** @description New with every start of the server. */
+            readonly serviceInstanceID: string;
+            readonly clusterID: string;
+            /** @enum {string} */
+            readonly status: "ready" | "draining" | "connecting" | "unhealthy";
+            /** @description Sandboxes that hold a machine, those that are about to end included. */
+            readonly sandboxCount: number;
+            readonly sandboxStartingCount: number;
+            readonly sandboxPausedCount: number;
+            /** @description Since the start of the server. */
+            readonly createSuccesses: number;
+            /** @description Since the start of the server. */
+            readonly createFails: number;
+            readonly version: string;
+            readonly commit: string;
+            readonly machineInfo: {
+                readonly cpuFamily: string;
+                readonly cpuModel: string;
+                readonly cpuModelName: string;
+                readonly cpuArchitecture: string;
+            };
+            readonly metrics: components["schemas"]["NodeMetrics"];
+        };
+        readonly NodeDetail: {
+            readonly id: string;
+            /** @description New with every start of the server. */
+            readonly serviceInstanceID: string;
+            readonly clusterID: string;
+            /** @enum {string} */
+            readonly status: "ready" | "draining" | "connecting" | "unhealthy";
+            /** @description Sandboxes that hold a machine, those that are about to end included. */
+            readonly sandboxCount: number;
+            readonly sandboxStartingCount: number;
+            readonly sandboxPausedCount: number;
+            /** @description Since the start of the server. */
+            readonly createSuccesses: number;
+            /** @description Since the start of the server. */
+            readonly createFails: number;
+            readonly version: string;
+            readonly commit: string;
+            readonly machineInfo: {
+                readonly cpuFamily: string;
+                readonly cpuModel: string;
+                readonly cpuModelName: string;
+                readonly cpuArchitecture: string;
+            };
+            readonly metrics: components["schemas"]["NodeMetrics"];
+            /** @description Kept for old clients; always empty. */
+            readonly cachedBuilds: readonly string[];
+        };
+        readonly NodeMetrics: {
+            /** @description Virtual CPUs of all sandboxes but paused ones. */
+            readonly allocatedCPU: number;
+            /** @description Memory of all sandboxes but paused ones. */
+            readonly allocatedMemoryBytes: number;
+            /** @description Percent of all CPUs of the host since it was last asked for. */
+            readonly cpuPercent: number;
+            readonly cpuCount: number;
+            readonly memoryUsedBytes: number;
+            readonly memoryTotalBytes: number;
+            readonly pausedAllocatedCPU: number;
+            readonly pausedAllocatedMemoryBytes: number;
+            readonly disks: readonly {
+                readonly mountPoint: string;
+                readonly device: string;
+                readonly filesystemType: string;
+                readonly usedBytes: number;
+                readonly totalBytes: number;
+            }[];
         };
         /** @description Present if there are rules or public traffic is off. */
         readonly Network: {
@@ -1167,6 +1291,8 @@ export interface components {
         readonly TeamID: string;
         /** @description There is one team, so this selects nothing. */
         readonly TeamIDQuery: string;
+        /** @description Only hosts of this cluster. */
+        readonly ClusterIDQuery: string;
         /**
          * @description Pairs that must all match: `k=v` joined by `&`, keys and values form-encoded, and the whole form-encoded once
          *     more (on top of the encoding every query value has).
@@ -1599,7 +1725,142 @@ export interface operations {
             readonly default: components["responses"]["Error"];
         };
     };
-    readonly createColdSandbox: {
+    readonly getSandboxesMetrics: {
+        readonly parameters: {
+            readonly query: {
+                /** @description Comma-joined or repeated. Ids of sandboxes that do not run, or have no metrics yet, are left out. */
+                readonly sandbox_ids: readonly string[];
+            };
+            readonly header?: never;
+            readonly path?: never;
+            readonly cookie?: never;
+        };
+        readonly requestBody?: never;
+        readonly responses: {
+            /** @description The newest metrics by sandbox id. */
+            readonly 200: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": {
+                        readonly sandboxes: {
+                            readonly [key: string]: components["schemas"]["SandboxMetric"];
+                        };
+                    };
+                };
+            };
+            readonly default: components["responses"]["Error"];
+        };
+    };
+    readonly getSandboxMetrics: {
+        readonly parameters: {
+            readonly query?: {
+                /** @description Only samples at or after this time, Unix seconds. */
+                readonly start?: components["schemas"]["UnixSeconds"];
+                /** @description Only samples up to the end of this second, Unix seconds; not before `start`. */
+                readonly end?: components["schemas"]["UnixSeconds"];
+            };
+            readonly header?: never;
+            readonly path: {
+                /** @description Opaque id of a sandbox. */
+                readonly sandboxID: components["parameters"]["SandboxID"];
+            };
+            readonly cookie?: never;
+        };
+        readonly requestBody?: never;
+        readonly responses: {
+            /** @description Samples, oldest first. */
+            readonly 200: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": readonly components["schemas"]["SandboxMetric"][];
+                };
+            };
+            readonly default: components["responses"]["Error"];
+        };
+    };
+    readonly getSandboxLogs: {
+        readonly parameters: {
+            readonly query?: {
+                /** @description Only entries at or after this time, Unix milliseconds. */
+                readonly start?: components["schemas"]["UnixMilliseconds"];
+                /** @description Entries at most. */
+                readonly limit?: number;
+            };
+            readonly header?: never;
+            readonly path: {
+                /** @description Opaque id of a sandbox. */
+                readonly sandboxID: components["parameters"]["SandboxID"];
+            };
+            readonly cookie?: never;
+        };
+        readonly requestBody?: never;
+        readonly responses: {
+            /** @description Entries, oldest first, in both forms. */
+            readonly 200: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": {
+                        readonly logs: readonly {
+                            /** Format: date-time */
+                            readonly timestamp: string;
+                            /** @description A JSON object with at least `level`, `logger` and `message`, as text. */
+                            readonly line: string;
+                        }[];
+                        readonly logEntries: readonly components["schemas"]["SandboxLogEntry"][];
+                    };
+                };
+            };
+            readonly default: components["responses"]["Error"];
+        };
+    };
+    readonly getSandboxLogsV2: {
+        readonly parameters: {
+            readonly query?: {
+                /**
+                 * @description Unix milliseconds. Forward: only entries at or after it. Backward: only entries before it, the newest when
+                 *     absent. One millisecond behind the last entry of a page, or its own time when going backward, is the
+                 *     cursor of the next one.
+                 */
+                readonly cursor?: components["schemas"]["UnixMilliseconds"];
+                /** @description Entries at most. */
+                readonly limit?: number;
+                /** @description Oldest or newest entries first. */
+                readonly direction?: "forward" | "backward";
+                /** @description Only entries of this level and worse. */
+                readonly level?: components["schemas"]["LogLevel"];
+                /** @description Only entries whose message has this text in it, case-sensitive. */
+                readonly search?: string;
+            };
+            readonly header?: never;
+            readonly path: {
+                /** @description Opaque id of a sandbox. */
+                readonly sandboxID: components["parameters"]["SandboxID"];
+            };
+            readonly cookie?: never;
+        };
+        readonly requestBody?: never;
+        readonly responses: {
+            /** @description Entries in the order of the direction. */
+            readonly 200: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": {
+                        readonly logs: readonly components["schemas"]["SandboxLogEntry"][];
+                    };
+                };
+            };
+            readonly default: components["responses"]["Error"];
+        };
+    };
+    readonly listTeams: {
         readonly parameters: {
             readonly query?: never;
             readonly header?: never;
@@ -1608,10 +1869,69 @@ export interface operations {
         };
         readonly requestBody?: never;
         readonly responses: {
+            /** @description The team, with the key the caller has shown to have. */
+            readonly 200: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": readonly components["schemas"]["Team"][];
+                };
+            };
             readonly default: components["responses"]["Error"];
         };
     };
-    readonly getSandboxesMetrics: {
+    readonly listNodes: {
+        readonly parameters: {
+            readonly query?: {
+                /** @description Only hosts of this cluster. */
+                readonly clusterID?: components["parameters"]["ClusterIDQuery"];
+            };
+            readonly header?: never;
+            readonly path?: never;
+            readonly cookie?: never;
+        };
+        readonly requestBody?: never;
+        readonly responses: {
+            /** @description This host; nothing if observability is off or the cluster is another one. */
+            readonly 200: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": readonly components["schemas"]["Node"][];
+                };
+            };
+            readonly default: components["responses"]["Error"];
+        };
+    };
+    readonly getNode: {
+        readonly parameters: {
+            readonly query?: {
+                /** @description Only hosts of this cluster. */
+                readonly clusterID?: components["parameters"]["ClusterIDQuery"];
+            };
+            readonly header?: never;
+            readonly path: {
+                readonly nodeID: string;
+            };
+            readonly cookie?: never;
+        };
+        readonly requestBody?: never;
+        readonly responses: {
+            /** @description The host. */
+            readonly 200: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": components["schemas"]["NodeDetail"];
+                };
+            };
+            readonly default: components["responses"]["Error"];
+        };
+    };
+    readonly createColdSandbox: {
         readonly parameters: {
             readonly query?: never;
             readonly header?: never;
@@ -1699,51 +2019,6 @@ export interface operations {
         };
     };
     readonly updateCustomExtensionParams: {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path: {
-                /** @description Opaque id of a sandbox. */
-                readonly sandboxID: components["parameters"]["SandboxID"];
-            };
-            readonly cookie?: never;
-        };
-        readonly requestBody?: never;
-        readonly responses: {
-            readonly default: components["responses"]["Error"];
-        };
-    };
-    readonly getSandboxMetrics: {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path: {
-                /** @description Opaque id of a sandbox. */
-                readonly sandboxID: components["parameters"]["SandboxID"];
-            };
-            readonly cookie?: never;
-        };
-        readonly requestBody?: never;
-        readonly responses: {
-            readonly default: components["responses"]["Error"];
-        };
-    };
-    readonly getSandboxLogs: {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path: {
-                /** @description Opaque id of a sandbox. */
-                readonly sandboxID: components["parameters"]["SandboxID"];
-            };
-            readonly cookie?: never;
-        };
-        readonly requestBody?: never;
-        readonly responses: {
-            readonly default: components["responses"]["Error"];
-        };
-    };
-    readonly getSandboxLogsV2: {
         readonly parameters: {
             readonly query?: never;
             readonly header?: never;
@@ -2145,18 +2420,6 @@ export interface operations {
             readonly default: components["responses"]["Error"];
         };
     };
-    readonly listTeams: {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path?: never;
-            readonly cookie?: never;
-        };
-        readonly requestBody?: never;
-        readonly responses: {
-            readonly default: components["responses"]["Error"];
-        };
-    };
     readonly getTeamMetrics: {
         readonly parameters: {
             readonly query?: never;
@@ -2177,32 +2440,6 @@ export interface operations {
             readonly header?: never;
             readonly path: {
                 readonly teamID: components["parameters"]["TeamID"];
-            };
-            readonly cookie?: never;
-        };
-        readonly requestBody?: never;
-        readonly responses: {
-            readonly default: components["responses"]["Error"];
-        };
-    };
-    readonly listNodes: {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path?: never;
-            readonly cookie?: never;
-        };
-        readonly requestBody?: never;
-        readonly responses: {
-            readonly default: components["responses"]["Error"];
-        };
-    };
-    readonly getNode: {
-        readonly parameters: {
-            readonly query?: never;
-            readonly header?: never;
-            readonly path: {
-                readonly nodeID: string;
             };
             readonly cookie?: never;
         };

@@ -4,7 +4,8 @@ import { Ajv2020 } from 'ajv/dist/2020.js';
 import formats from 'ajv-formats';
 import type { InjectOptions } from 'fastify';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { createTestApp, TEST_API_KEY, type TestApp } from '../testing/app.ts';
+import { createTestApp, TEST_API_KEY, TEST_NODE, type TestApp } from '../testing/app.ts';
+import { guestWithMetrics } from '../testing/guest-metrics.ts';
 import { loadControlPlane, type Operation } from './document.ts';
 import type { BuiltOperationId } from './operations.ts';
 
@@ -58,6 +59,25 @@ const EXAMPLES: Readonly<Record<BuiltOperationId, { good: InjectOptions[]; bad?:
   listTemplates: { good: [{ url: '/templates?teamID=x' }] },
   listTemplatesV2: { good: [{ url: '/v2/templates?limit=1' }], bad: [{ url: '/v2/templates?limit=x' }] },
   getTemplate: { good: [{ url: '/templates/base' }], bad: [{ url: '/templates/unknown' }] },
+  getSandboxMetrics: {
+    good: [{ url: `/sandboxes/${ID}/metrics` }, { url: `/sandboxes/${ID}/metrics?start=0&end=253402300799` }],
+    bad: [{ url: '/sandboxes/unknown/metrics' }],
+  },
+  getSandboxesMetrics: {
+    good: [{ url: `/sandboxes/metrics?sandbox_ids=${ID},unknown` }],
+    bad: [{ url: '/sandboxes/metrics' }],
+  },
+  getSandboxLogs: {
+    good: [{ url: `/sandboxes/${ID}/logs` }, { url: `/sandboxes/${ID}/logs?start=1&limit=10` }],
+    bad: [{ url: '/sandboxes/unknown/logs' }],
+  },
+  getSandboxLogsV2: {
+    good: [{ url: `/v2/sandboxes/${ID}/logs` }, { url: `/v2/sandboxes/${ID}/logs?direction=forward&level=info` }],
+    bad: [{ url: `/v2/sandboxes/${ID}/logs?direction=sideways` }],
+  },
+  listTeams: { good: [{ url: '/teams' }] },
+  listNodes: { good: [{ url: '/nodes' }, { url: '/nodes?clusterID=another' }] },
+  getNode: { good: [{ url: `/nodes/${TEST_NODE.nodeId}` }], bad: [{ url: '/nodes/unknown' }] },
   getTemplateByAlias: { good: [{ url: '/templates/aliases/base' }], bad: [{ url: '/templates/aliases/unknown' }] },
 };
 
@@ -68,6 +88,9 @@ ajv.addVocabulary(['x-unsupported', 'x-supported-values']);
 let front: TestApp;
 beforeAll(async () => {
   front = await createTestApp({ domains: ['sandboxes.test'] });
+  front.sandboxMetrics.attach(ID, guestWithMetrics());
+  front.sandboxLogs.open(ID);
+  front.sandboxLogs.append(ID, { level: 'info', logger: 'process', message: 'hello', fields: { pid: '1' } });
 });
 beforeEach(() => {
   front.orchestrator.clear();

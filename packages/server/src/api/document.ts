@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { CONTROL_PLANE_DOCUMENT, type operations } from '@agentenv/protocol/control-plane';
 import { parse } from 'yaml';
+import type { SecurityScheme } from './authentication.ts';
 
 /** A JSON Schema object of the document, its references resolved. */
 export type Schema = Readonly<Record<string, unknown>>;
@@ -19,8 +20,8 @@ export interface Operation {
   readonly method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
   /** Path template with `{name}` placeholders; also the route label of metrics. */
   readonly path: string;
-  /** Whether the API key is needed. */
-  readonly secured: boolean;
+  /** The ways in which the API key may be given; none: it is not needed. */
+  readonly security: readonly SecurityScheme[];
   /** Whether it is implemented; otherwise it answers 501. */
   readonly built: boolean;
   readonly body: { readonly schema: Schema; readonly required: boolean } | undefined;
@@ -55,7 +56,7 @@ export function readOperations(document: unknown): readonly Operation[] {
         id: String(operation.operationId) as OperationId,
         method: method.toUpperCase() as Operation['method'],
         path,
-        secured: list(operation.security ?? root.security).length > 0,
+        security: readSecurity(operation.security ?? root.security),
         built: operation['x-not-built'] !== true,
         body: readBody(operation.requestBody),
         pathParameters: parameters.filter((parameter) => parameter.in === 'path').map(readParameter),
@@ -65,6 +66,10 @@ export function readOperations(document: unknown): readonly Operation[] {
     }
   }
   return operations;
+}
+
+function readSecurity(raw: unknown): readonly SecurityScheme[] {
+  return list(raw).flatMap((requirement) => Object.keys(object(requirement, 'security')) as SecurityScheme[]);
 }
 
 function readBody(raw: unknown): Operation['body'] {

@@ -13,7 +13,7 @@ describe('what is logged of an error', () => {
     new PlatformError('create_failed', 'the sandbox could not be started', { cause: new Error('no engine') }),
   ])('a refusal and what was logged before are no news: $message', (error) => {
     const log = createRecordingLog();
-    logError(log, error, '/route');
+    logError(log, error, { route: '/route' });
     expect(log.lines).toMatchObject([
       { level: 'debug', message: error.message, fields: { route: '/route', code: error.code } },
     ]);
@@ -23,8 +23,8 @@ describe('what is logged of an error', () => {
   it('a fault of ours is an error with its cause', () => {
     const log = createRecordingLog();
     const cause = new Error('the disk is on fire');
-    logError(log, new PlatformError('internal', 'internal error', { cause }), '/route');
-    logError(log, new PlatformError('unavailable', 'the ledger has stopped'), '/route');
+    logError(log, new PlatformError('internal', 'internal error', { cause }), { route: '/route' });
+    logError(log, new PlatformError('unavailable', 'the ledger has stopped'), { route: '/route' });
     expect(log.lines).toMatchObject([
       { level: 'error', fields: { err: cause, status: 500 } },
       { level: 'error', fields: { err: { code: 'unavailable' } } },

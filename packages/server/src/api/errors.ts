@@ -50,8 +50,8 @@ export function toPlatformError(caught: unknown): PlatformError {
 }
 
 /** Writes what happened at the level it deserves: our own faults as errors with their cause, the rest at debug. */
-export function logError(log: Log, error: PlatformError, route: string): void {
-  const fields = { route, code: error.code, status: error.mapping.http, details: error.details };
+export function logError(log: Log, error: PlatformError, about: { readonly route: string }): void {
+  const fields = { ...about, code: error.code, status: error.mapping.http, details: error.details };
   if (isRefusal(error) || LOGGED_BEFORE.has(error.code)) log.debug(fields, error.message);
   else log.error({ ...fields, err: error.cause ?? error }, error.message);
 }

@@ -20,21 +20,37 @@ const call = (method: HTTPMethods, url: string, headers: Record<string, string> 
   front.app.inject({ method: method as 'GET', url, headers });
 
 describe('the API key', () => {
-  const secured = operations.filter(({ secured }) => secured);
+  const secured = operations.filter(({ security }) => security.length > 0);
 
-  it.each(secured.map(({ method, path }) => [method, path] as const))('is needed for %s %s', async (method, path) => {
+  it.each(secured)('is needed for $method $path', async ({ method, path, security }) => {
     for (const headers of [
       {},
       { 'x-api-key': '' },
       { 'x-api-key': `${TEST_API_KEY}x` },
       { 'x-api-key': TEST_API_KEY.toUpperCase() },
-      { authorization: `Bearer ${TEST_API_KEY}` },
+      { authorization: security.includes('bearer') ? `Bearer ${TEST_API_KEY}x` : `Bearer ${TEST_API_KEY}` },
       { cookie: `x-api-key=${TEST_API_KEY}` },
     ]) {
       const response = await call(method, concrete(path), headers as Record<string, string>);
       expect(response.statusCode).toBe(401);
       expect(response.json()).toEqual({ code: 401, message: expect.stringMatching(/key/i) });
     }
+  });
+
+  it('is taken as the access token of a login, for the teams alone', async () => {
+    const taking = operations.filter(({ security }) => security.includes('bearer')).map(({ id }) => id);
+    expect(taking).toEqual(['listTeams']);
+    for (const scheme of ['Bearer', 'bearer', 'BEARER ']) {
+      const response = await call('GET', '/teams', { authorization: `${scheme} ${TEST_API_KEY}` });
+      expect(response.json()).toEqual([{ teamID: 'default', name: 'default', apiKey: TEST_API_KEY, isDefault: true }]);
+    }
+    for (const authorization of [TEST_API_KEY, `Basic ${TEST_API_KEY}`, 'Bearer', `Bearer ${TEST_API_KEY} x`]) {
+      expect((await call('GET', '/teams', { authorization })).statusCode).toBe(401);
+    }
+    // A wrong key is wrong, whatever else there is.
+    const both = { 'x-api-key': 'wrong', authorization: `Bearer ${TEST_API_KEY}` };
+    expect((await call('GET', '/teams', both)).statusCode).toBe(401);
+    expect((await call('GET', '/teams')).statusCode).toBe(200);
   });
 
   it('is not needed for health and metrics, and a foreign authorization header does not matter', async () => {
@@ -274,7 +290,7 @@ describe('metrics', () => {
     await call('GET', '/some/unknown/path');
     const text = (await call('GET', '/metrics')).body;
     expect(text).toContain(
-      'agentenv_http_request_duration_seconds_count{method="GET",route="/sandboxes/{sandboxID}",route_source="control_plane",status="2xx"}',
+      'agentenv_http_request_duration_seconds_count{method="GET",route="/sandboxes/{sandboxID}",route_source="control_plane",status="2xx",operation="getSandbox"}',
     );
     expect(text).toContain('route="unmatched"');
     expect(text).not.toContain(record.id);

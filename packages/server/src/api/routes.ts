@@ -1,5 +1,6 @@
 import { type Clock, type Log, PlatformError } from '@agentenv/core';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import type { RequestContexts } from '../observability/request-context.ts';
 import type { Authenticate } from './authentication.ts';
 import { settleBody } from './body.ts';
 import type { Operation, Parameter, Schema } from './document.ts';
@@ -21,6 +22,7 @@ export interface RouteDependencies {
   readonly handlers: Handlers;
   readonly validator: Validator;
   readonly authenticate: Authenticate;
+  readonly contexts: RequestContexts;
   readonly clock: Clock;
   readonly log: Log;
 }
@@ -42,7 +44,7 @@ export function registerRoutes(app: FastifyInstance, deps: RouteDependencies): v
       config: { operation },
       ...(operation.built ? { schema: { response: Object.fromEntries(operation.responses) } } : {}),
       onRequest: (request, reply, done) => {
-        if (operation.secured) deps.authenticate(request.headers);
+        if (operation.security.length > 0) deps.authenticate(request.headers, operation.security);
         if (!operation.built) {
           throw new PlatformError('not_implemented', `not implemented: ${operation.method} ${operation.path}`);
         }
@@ -88,7 +90,8 @@ function createHandler(operation: Operation, deps: RouteDependencies) {
       settleBody(request, operation);
       checkBody(request.body);
     }
-    const answer = (await handle({ body: request.body, path: request.params, query, log: deps.log })) as Answer;
+    const input = { body: request.body, path: request.params, query, log: deps.log };
+    const answer = (await deps.contexts.run(deps.contexts.of(request.raw), () => handle(input))) as Answer;
     if (answer.headers !== undefined) reply.headers(answer.headers);
     return reply.code(answer.status).send(answer.body);
   };

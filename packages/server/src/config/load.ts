@@ -98,6 +98,7 @@ function checkTogether(config: Config): void {
   };
   ordered('pool.low_watermark', 'pool.high_watermark');
   ordered('pool.network.low_watermark', 'pool.network.high_watermark');
+  ordered('observability.sandbox_metrics_interval_secs', 'observability.sandbox_metrics_idle_interval_secs');
   ordered('orchestrator.default_sandbox_timeout_secs', 'orchestrator.max_sandbox_timeout_secs');
   ordered('orchestrator.default_sandbox_timeout_v2_secs', 'orchestrator.max_sandbox_timeout_secs');
   if (config['orchestrator.default_auto_pause']) {

@@ -66,6 +66,49 @@ export const CONFIG_SCHEMA = {
     'Least important messages that are written.',
     'AENV_LOG_LEVEL',
   ),
+  drain_timeout_secs: key(
+    integer({ minimum: 0, maximum: 20 }),
+    10,
+    'How long requests of the control plane that are under way may take to finish when the server ends, seconds; new ones are answered 503.',
+  ),
+  'observability.enabled': key(
+    boolean(),
+    true,
+    'Whether `/nodes` tells about this host; without it there are no nodes to be seen.',
+  ),
+  'observability.sandbox_metrics_interval_secs': key(
+    integer({ minimum: 1, maximum: 3600 }),
+    5,
+    'Between samples of what a sandbox uses, while it is busy or its metrics are read, seconds.',
+  ),
+  'observability.sandbox_metrics_idle_interval_secs': key(
+    integer({ minimum: 1, maximum: 3600 }),
+    30,
+    'The same while it is neither, seconds; every sample wakes its machine up.',
+  ),
+  'observability.sandbox_logs_retention_secs': key(
+    integer({ minimum: 0, maximum: 604_800 }),
+    3600,
+    'How long the log of a sandbox that has ended can still be read, seconds; logs are kept in memory.',
+  ),
+  'node_identity.node_id': key(
+    text('name', /^[\w.-]{1,253}$/),
+    undefined,
+    'Name of this host in `/nodes`; its host name when not set.',
+    'AENV_NODE_ID',
+  ),
+  'node_identity.cluster_id': key(
+    text('UUID', /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/),
+    '00000000-0000-0000-0000-000000000000',
+    'Cluster this host belongs to, a UUID.',
+    'AENV_CLUSTER_ID',
+  ),
+  'node_identity.service_instance_id': key(
+    text('name', /^[\w.-]{1,253}$/),
+    undefined,
+    'Name of this run of the server in `/nodes`; a new UUID with every start when not set.',
+    'AENV_SERVICE_INSTANCE_ID',
+  ),
   backend: key(
     oneOf('auto', 'qemu', 'fake'),
     'auto',

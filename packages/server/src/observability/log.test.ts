@@ -52,6 +52,25 @@ describe('the log', () => {
     ]);
   });
 
+  it('says with every line which request it is about, unless the line says so itself', async () => {
+    const path = join(scratch, 'context');
+    await using file = await open(path, 'w');
+    let context: object | undefined = { requestId: 'r1', traceId: 't1' };
+    const { log, flush } = createLog({ format: 'json', level: 'info', fd: file.fd, context: () => context });
+    log.info({ sandboxId: 'i1' }, 'inside');
+    log.child({ part: 'x' }).info({ requestId: 'own' }, 'own');
+    context = undefined;
+    log.info({}, 'outside');
+    flush();
+    const [inside, own, outside] = (await readFile(path, 'utf8'))
+      .trim()
+      .split('\n')
+      .map((line) => JSON.parse(line));
+    expect(inside).toMatchObject({ msg: 'inside', requestId: 'r1', traceId: 't1', sandboxId: 'i1' });
+    expect(own).toMatchObject({ requestId: 'own', part: 'x' });
+    expect(outside).not.toHaveProperty('requestId');
+  });
+
   it('is one line per message in the compact form', async () => {
     const text = await written('compact', (log) => log.info({ a: { b: 1 } }, 'hello'));
     expect(text.trim().split('\n')).toHaveLength(1);

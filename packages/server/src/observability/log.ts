@@ -38,6 +38,8 @@ export function createLog(options: {
   readonly format: LogFormat;
   readonly level: LogLevel;
   readonly fd?: number;
+  /** What every line says beside its own fields: which request is being worked on. */
+  readonly context?: () => object | undefined;
 }): ServerLog {
   const fd = options.fd ?? 1;
   const settings = {
@@ -47,6 +49,8 @@ export function createLog(options: {
     formatters: { level: (label: string) => ({ level: label }) },
     serializers: { err: stdSerializers.err, error: stdSerializers.err },
     redact: { paths: redactedPaths(), censor: '[redacted]' },
+    // A copy: the fields of the line are added to it.
+    mixin: () => ({ ...options.context?.() }),
   };
   if (options.format === 'json') {
     // Asynchronous, so that a reader that stands still never stops the server.

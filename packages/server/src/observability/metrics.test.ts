@@ -5,12 +5,16 @@ import { createMetrics } from './metrics.ts';
 describe('metrics', () => {
   it('observe requests by route template and class of status', async () => {
     const metrics = createMetrics();
-    metrics.http.observe('GET', '/sandboxes/{sandboxID}', 'control_plane', 404, 0.004);
+    metrics.http.observe('GET', '/sandboxes/{sandboxID}', 'control_plane', 404, 0.004, 'getSandbox');
+    metrics.http.observe('POST', 'sandbox', 'proxy_header', 499, 1);
     const { text, contentType } = await metrics.render();
     expect(contentType).toContain('text/plain');
-    const labels = 'method="GET",route="/sandboxes/{sandboxID}",route_source="control_plane",status="4xx"';
+    const labels =
+      'method="GET",route="/sandboxes/{sandboxID}",route_source="control_plane",status="4xx",operation="getSandbox"';
     expect(text).toContain(`agentenv_http_request_duration_seconds_count{${labels}} 1`);
     expect(text).toContain(`agentenv_http_request_duration_seconds_sum{${labels}} 0.004`);
+    // A client that went away is no client that made a mistake.
+    expect(text).toContain('route="sandbox",route_source="proxy_header",status="499"} 1');
   });
 
   it('count a stage as in flight until it ends, once', async () => {

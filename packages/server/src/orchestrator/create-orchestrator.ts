@@ -20,6 +20,8 @@ import type { EnvdOptions, EnvdService } from '@agentenv/envd';
 import type { Backend, RuntimeEnd } from '@agentenv/runtime';
 import type { Ledger } from '@agentenv/storage';
 import type { StageMetrics } from '../observability/metrics.ts';
+import type { SandboxLogs } from '../observability/sandbox-logs.ts';
+import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
 import type { TemplateRegistry } from '../templates/template-registry.ts';
 import { mapBounded } from './bounded-map.ts';
 import type { OrchestratorConfig } from './config.ts';
@@ -29,10 +31,11 @@ import type { HostCapacityProbe } from './host-capacity.ts';
 import { createLaunch } from './launch.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
 import type { Orchestrator } from './orchestrator.ts';
+import { createOwnerLog } from './owner-log.ts';
 import { reconcileAtStart } from './reconcile.ts';
 import { createRecordKeeper } from './record-keeper.ts';
 import { requireDuration } from './requirements.ts';
-import { createSandboxTable, type SandboxEntry } from './sandbox-table.ts';
+import { type Allocation, createSandboxTable, type SandboxEntry } from './sandbox-table.ts';
 
 /** The tokens of a sandbox, derived from the managed seed (agentenv.md section 14). */
 export interface TokenSource {
@@ -52,6 +55,9 @@ export interface OrchestratorDependencies {
   readonly rng: Rng;
   readonly ids: UuidSource;
   readonly log: Log;
+  /** What the owners of sandboxes get to read. */
+  readonly logs: Pick<SandboxLogs, 'open' | 'append' | 'close'>;
+  readonly samples: Pick<SandboxMetrics, 'attach'>;
   readonly stages: StageMetrics;
   readonly metrics: LifecycleMetrics;
   readonly config: OrchestratorConfig;
@@ -59,6 +65,9 @@ export interface OrchestratorDependencies {
 
 export interface OrchestratorStatus {
   readonly sandboxes: Readonly<Record<SandboxState, number>>;
+  /** Of all but paused sandboxes. */
+  readonly allocated: Allocation;
+  readonly pausedAllocated: Allocation;
   readonly createSuccesses: number;
   readonly createFails: number;
 }
@@ -95,6 +104,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   metrics.reconciled(reconciled);
 
   const keeper = createRecordKeeper({ ledger: deps.ledger, clock, log, timeoutMs: config.ledgerTimeoutMs });
+  const owner = createOwnerLog(deps.logs);
   const queue = createKeyedQueue({
     clock,
     waitMs: config.stateWaitMs,
@@ -116,6 +126,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     deadlines,
     clock,
     log,
+    owner,
     metrics,
     stages: deps.stages,
     retryMs: config.releaseRetryMs,
@@ -129,12 +140,15 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     accessToken,
     clock,
     log,
+    owner,
+    samples: deps.samples,
     stages: deps.stages,
     config,
     onRuntimeEnded,
   });
   const creation = createCreation({
     ...deps,
+    owner,
     table,
     queue,
     ending,
@@ -228,6 +242,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       signal.throwIfAborted();
       table.update(entry, changed);
       deadlines.set(id, deadline);
+      owner.timeoutChanged(changed, operation);
       return entry.record;
     });
   }
@@ -306,7 +321,12 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     accessToken,
     trafficAccessToken: (record) =>
       record.network.allowPublicTraffic ? undefined : tokens.trafficAccessToken(record.id),
-    status: () => ({ sandboxes: table.countByState(), ...creation.counts() }),
+    status: () => ({
+      sandboxes: table.countByState(),
+      allocated: table.allocated((state) => state !== 'paused'),
+      pausedAllocated: table.allocated((state) => state === 'paused'),
+      ...creation.counts(),
+    }),
     [Symbol.asyncDispose]() {
       closing ??= shutDown();
       return closing;

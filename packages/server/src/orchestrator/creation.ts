@@ -20,6 +20,7 @@ import type { HostCapacityProbe } from './host-capacity.ts';
 import type { Launch } from './launch.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
 import type { CreateSandbox } from './orchestrator.ts';
+import type { OwnerLog } from './owner-log.ts';
 import { requireDuration } from './requirements.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 
@@ -32,6 +33,7 @@ export interface CreationDependencies {
   readonly rng: Rng;
   readonly ids: UuidSource;
   readonly log: Log;
+  readonly owner: Pick<OwnerLog, 'creating' | 'createFailed'>;
   readonly metrics: Pick<LifecycleMetrics, 'createSucceeded' | 'createFailed'>;
   readonly config: OrchestratorConfig;
   readonly table: SandboxTable;
@@ -117,12 +119,15 @@ export function createCreation(deps: CreationDependencies): Creation {
     const reservation = deps.admission.reserve(record.resources, host);
     const undo = createUndoStack({ clock, stepTimeoutMs: config.releaseTimeoutMs });
     undo.push('place on the host', () => reservation.release());
-    return table.add(record, reservation, undo);
+    const entry = table.add(record, reservation, undo);
+    deps.owner.creating(record);
+    return entry;
   }
 
   function countFailure(entry: SandboxEntry, failure: PlatformError, error: unknown): void {
     createFails++;
     metrics.createFailed(failure.code);
+    deps.owner.createFailed(entry.record.id, entry.stage, failure.code);
     log.error({ sandboxId: entry.record.id, stage: entry.stage, err: error }, 'sandbox could not be created');
   }
 

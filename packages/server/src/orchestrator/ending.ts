@@ -8,6 +8,7 @@ import {
 } from '@agentenv/core';
 import type { StageMetrics } from '../observability/metrics.ts';
 import type { EndReason, LifecycleMetrics } from './lifecycle-metrics.ts';
+import type { OwnerLog } from './owner-log.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 
 export interface EndCause {
@@ -39,6 +40,7 @@ export interface EndingDependencies {
   readonly deadlines: DeadlineQueue;
   readonly clock: Clock;
   readonly log: Log;
+  readonly owner: Pick<OwnerLog, 'ends'>;
   readonly metrics: Pick<LifecycleMetrics, 'ended' | 'releaseFailed'>;
   readonly stages: StageMetrics;
   readonly retryMs: number;
@@ -58,9 +60,11 @@ export function createEnding(deps: EndingDependencies): Ending {
     const { id, instanceId, templateId, startedAt } = entry.record;
     deps.deadlines.delete(id);
     entry.generation?.sockets.destroy();
+    entry.generation?.sampling[Symbol.dispose]();
     deps.metrics.ended(cause.reason);
     const fields = { sandboxId: id, instanceId, templateId, reason: cause.reason, detail: cause.detail };
     log.info({ ...fields, ageMs: deps.clock.now() - startedAt }, 'sandbox ends');
+    deps.owner.ends(id, cause);
   }
 
   function forgetRetry(entry: SandboxEntry): void {

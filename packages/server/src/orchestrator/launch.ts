@@ -10,9 +10,11 @@ import {
 import type { EnvdOptions, EnvdService } from '@agentenv/envd';
 import type { Backend, LaunchPlan, RunningSandbox, RuntimeEnd } from '@agentenv/runtime';
 import type { StageMetrics } from '../observability/metrics.ts';
+import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
 import type { ReadyTemplate } from '../templates/template-registry.ts';
 import type { OrchestratorConfig } from './config.ts';
 import { createEngineStart } from './engine-start.ts';
+import type { OwnerLog } from './owner-log.ts';
 import type { RecordKeeper } from './record-keeper.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 import { createSocketGroup } from './socket-group.ts';
@@ -26,6 +28,8 @@ export interface LaunchDependencies {
   readonly accessToken: (record: SandboxRecord) => string | undefined;
   readonly clock: Clock;
   readonly log: Log;
+  readonly owner: Pick<OwnerLog, 'journal' | 'ready' | 'agentLost'>;
+  readonly samples: Pick<SandboxMetrics, 'attach'>;
   readonly stages: StageMetrics;
   readonly config: OrchestratorConfig;
   /** Called when a generation is gone without being asked. */
@@ -89,6 +93,7 @@ export function createLaunch(deps: LaunchDependencies): Launch {
       agent: running.agent,
       clock,
       log: deps.log,
+      journal: deps.owner.journal(record.id),
       sandboxId: record.id,
       templateId: record.templateId,
       accessToken: deps.accessToken(record),
@@ -115,6 +120,9 @@ export function createLaunch(deps: LaunchDependencies): Launch {
     });
     const running = await staged(entry, 'restore', signal, () => startEngine(entry, template, signal));
     void running.ended.then((end) => deps.onRuntimeEnded(entry, end));
+    void running.agent.closed.then(({ kind }) => {
+      if (kind !== 'closed') deps.owner.agentLost(entry.record.id, kind);
+    });
 
     return await staged(entry, 'commit', signal, async () => {
       const envd = startEnvd(entry, running);
@@ -128,11 +136,13 @@ export function createLaunch(deps: LaunchDependencies): Launch {
       await keeper.write(ready, signal);
       signal.throwIfAborted();
       table.update(entry, ready);
-      entry.generation = { running, envd, sockets: createSocketGroup() };
+      const sampling = deps.samples.attach(ready.id, running.agent);
+      entry.generation = { running, envd, sockets: createSocketGroup(), sampling };
       if (table.move(entry, 'ready') === undefined) {
         throw new PlatformError('internal', `a sandbox that is ${entry.record.state} cannot become ready`);
       }
       if (ready.deadline !== undefined) deps.deadlines.set(ready.id, ready.deadline);
+      deps.owner.ready(ready.id, clock.now() - ready.createdAt);
       return entry.record;
     });
   };

@@ -25,6 +25,8 @@ export interface Generation {
   readonly running: RunningSandbox;
   readonly envd: EnvdService;
   readonly sockets: OwnedSocketGroup;
+  /** The sampling of what it uses. */
+  readonly sampling: Disposable;
 }
 
 /** A sandbox this server is responsible for. Its record changes through the table only. */
@@ -59,6 +61,15 @@ export interface SandboxTable extends Disposable {
   /** Replaces everything about the record but its state. */
   update(entry: SandboxEntry, record: SandboxRecord): void;
   countByState(): Readonly<Record<SandboxState, number>>;
+  /** Resources of all sandboxes in these states, as their templates have them. */
+  allocated(counts: (state: SandboxState) => boolean): Allocation;
+}
+
+/** Virtual CPUs and memory of several sandboxes together. */
+export interface Allocation {
+  readonly vcpus: number;
+  /** MiB. */
+  readonly memoryMB: number;
 }
 
 export interface SandboxTableDependencies {
@@ -167,6 +178,16 @@ export function createSandboxTable(deps: SandboxTableDependencies): SandboxTable
       for (const { record } of entries.values()) counts.set(record.state, (counts.get(record.state) ?? 0) + 1);
       const filled = SANDBOX_STATES.map((state) => [state, counts.get(state) ?? 0] as const);
       return Object.fromEntries(filled) as Record<SandboxState, number>;
+    },
+    allocated(counts) {
+      let vcpus = 0;
+      let memoryMB = 0;
+      for (const { record } of entries.values()) {
+        if (!counts(record.state)) continue;
+        vcpus += record.resources.vcpus;
+        memoryMB += record.resources.memoryMB;
+      }
+      return { vcpus, memoryMB };
     },
     [Symbol.dispose]() {
       for (const entry of entries.values()) entry.watchdog?.[Symbol.dispose]();

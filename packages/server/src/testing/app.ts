@@ -1,9 +1,19 @@
-import { type Clock, SILENT_LOG } from '@agentenv/core';
-import { createFakeClock, createSeededRandom } from '@agentenv/core/testing';
+import { type Clock, SANDBOX_STATES, type SandboxState, SILENT_LOG } from '@agentenv/core';
+import { createFakeClock, createRecordingLog, createSeededRandom, type RecordingLog } from '@agentenv/core/testing';
 import type { TemplateRecord } from '@agentenv/storage';
 import type { FastifyInstance } from 'fastify';
 import { createApp } from '../api/app.ts';
+import type { HostUsageProbe } from '../observability/host-usage.ts';
 import { createMetrics, type Metrics } from '../observability/metrics.ts';
+import { createNodeReporter } from '../observability/node.ts';
+import { createRequestContexts } from '../observability/request-context.ts';
+import { createSandboxLogs, DEFAULT_SANDBOX_LOG_LIMITS, type SandboxLogs } from '../observability/sandbox-logs.ts';
+import {
+  createSandboxMetrics,
+  DEFAULT_SANDBOX_METRICS_CONFIG,
+  type SandboxMetrics,
+} from '../observability/sandbox-metrics.ts';
+import type { OrchestratorStatus } from '../orchestrator/create-orchestrator.ts';
 import { createDataPlane, type IngressLimits } from '../proxy/data-plane.ts';
 import { createMemoryOrchestrator, type MemoryOrchestrator } from './memory-orchestrator.ts';
 
@@ -23,11 +33,40 @@ export const TEST_TEMPLATE: TemplateRecord = {
   lastSpawnedAt: undefined,
 };
 
+const TEST_HOST: HostUsageProbe = {
+  machine: async () => ({ cpuFamily: '25', cpuModel: '1', cpuModelName: 'Test CPU', cpuArchitecture: 'x86_64' }),
+  usage: async () => ({
+    ...{ cpuPercent: 12.5, cpuCount: 8, memoryUsedBytes: 1_000_000_000, memoryTotalBytes: 16_000_000_000 },
+    disks: [{ mountPoint: '/', device: '/dev/sda1', filesystemType: 'ext4', usedBytes: 1, totalBytes: 2 }],
+  }),
+};
+
+/** One sandbox in every state. */
+const TEST_STATUS: OrchestratorStatus = {
+  sandboxes: Object.fromEntries(SANDBOX_STATES.map((state) => [state, 1])) as Record<SandboxState, number>,
+  allocated: { vcpus: 14, memoryMB: 7168 },
+  pausedAllocated: { vcpus: 2, memoryMB: 1024 },
+  createSuccesses: 20,
+  createFails: 3,
+};
+
 export interface TestApp extends AsyncDisposable {
   readonly app: FastifyInstance;
   readonly orchestrator: MemoryOrchestrator;
   readonly metrics: Metrics;
+  readonly sandboxLogs: SandboxLogs;
+  readonly sandboxMetrics: SandboxMetrics;
+  /** What it wrote to the log. */
+  readonly log: RecordingLog;
+  drain(): Promise<void>;
 }
+
+/** Who the host of a test says it is. */
+export const TEST_NODE = {
+  nodeId: 'test-host',
+  clusterId: '00000000-0000-0000-0000-000000000001',
+  serviceInstanceId: '019b76da-a800-7000-8000-00000000000d',
+};
 
 /** The HTTP front over records in memory. */
 export async function createTestApp(
@@ -36,6 +75,7 @@ export async function createTestApp(
     readonly templates?: readonly TemplateRecord[];
     readonly clock?: Clock;
     readonly isReady?: () => boolean;
+    readonly observability?: 'on' | 'off';
     readonly limits?: Partial<IngressLimits>;
   } = {},
 ): Promise<TestApp> {
@@ -43,8 +83,22 @@ export async function createTestApp(
   const orchestrator = createMemoryOrchestrator({ rng: createSeededRandom(1), now: () => clock.now() });
   const metrics = createMetrics();
   const templates = options.templates ?? [TEST_TEMPLATE];
-  const { app } = await createApp({
-    orchestrator,
+  const log = createRecordingLog();
+  const contexts = createRequestContexts(createSeededRandom(2));
+  const sandboxLogs = createSandboxLogs({ clock, limits: { ...DEFAULT_SANDBOX_LOG_LIMITS, retentionMs: 60_000 } });
+  const sandboxMetrics = createSandboxMetrics({
+    ...{ clock, log, config: DEFAULT_SANDBOX_METRICS_CONFIG },
+    onSample() {},
+  });
+  const node = createNodeReporter({
+    identity: TEST_NODE,
+    build: { version: '1.2.3', commit: '' },
+    host: TEST_HOST,
+    status: () => TEST_STATUS,
+  });
+  const { app, drain } = await createApp({
+    ...{ orchestrator, sandboxLogs, sandboxMetrics, contexts },
+    installation: { team: 'default', node: options.observability === 'off' ? undefined : node },
     templates: {
       list: () => templates,
       find: (reference) => templates.find(({ id, names }) => id === reference || names.includes(reference)),
@@ -61,7 +115,14 @@ export async function createTestApp(
       limits: { maxConnections: 16, idleTimeoutMs: 0, trustedProxies: [], ...options.limits },
     }),
     clock,
-    log: SILENT_LOG,
+    log,
   });
-  return { app, orchestrator, metrics, [Symbol.asyncDispose]: () => app.close() };
+  return {
+    ...{ app, orchestrator, metrics, sandboxLogs, sandboxMetrics, log, drain },
+    async [Symbol.asyncDispose]() {
+      await app.close();
+      sandboxMetrics[Symbol.dispose]();
+      sandboxLogs[Symbol.dispose]();
+    },
+  };
 }

@@ -18,6 +18,12 @@ import type { EnvdOptions, EnvdService } from '@agentenv/envd';
 import { type Backend, createFakeBackend, createFakeWorld, type FakeWorld } from '@agentenv/runtime';
 import { createMemoryDisk, type MemoryDisk, openMemoryLedger } from '@agentenv/storage/testing';
 import { createMetrics } from '../observability/metrics.ts';
+import { createSandboxLogs, DEFAULT_SANDBOX_LOG_LIMITS, type SandboxLogs } from '../observability/sandbox-logs.ts';
+import {
+  createSandboxMetrics,
+  DEFAULT_SANDBOX_METRICS_CONFIG,
+  type SandboxMetrics,
+} from '../observability/sandbox-metrics.ts';
 import { DEFAULT_ORCHESTRATOR_CONFIG, type OrchestratorConfig } from '../orchestrator/config.ts';
 import { createOrchestrator, type OwnedOrchestrator } from '../orchestrator/create-orchestrator.ts';
 import type { LifecycleMetrics } from '../orchestrator/lifecycle-metrics.ts';
@@ -75,6 +81,8 @@ export interface LifecycleHarness {
   readonly disk: MemoryDisk;
   readonly clock: FakeClock;
   readonly log: RecordingLog;
+  readonly sandboxLogs: SandboxLogs;
+  readonly sandboxMetrics: SandboxMetrics;
   /** Calls of the life-cycle metrics, as `name` or `name:label`. */
   readonly counted: string[];
   /** Ends of guest API services, in order. */
@@ -138,6 +146,11 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     envdVersion: '0.6.13',
     config: DEFAULT_TEMPLATE_REGISTRY_CONFIG,
   });
+  const sandboxLogs = createSandboxLogs({ clock, limits: { ...DEFAULT_SANDBOX_LOG_LIMITS, retentionMs: 0 } });
+  const sandboxMetrics = createSandboxMetrics({
+    ...{ clock, log, config: DEFAULT_SANDBOX_METRICS_CONFIG },
+    onSample() {},
+  });
   const orchestrator = await createOrchestrator({
     backend,
     ledger,
@@ -160,6 +173,8 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     rng,
     ids,
     log,
+    logs: sandboxLogs,
+    samples: sandboxMetrics,
     stages,
     metrics: recordMetrics(counted),
     config,
@@ -174,6 +189,8 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     disk,
     clock,
     log,
+    sandboxLogs,
+    sandboxMetrics,
     counted,
     envdEnds,
     async until(condition) {

@@ -1,0 +1,54 @@
+import type { RequestListener } from 'node:http';
+import { PlatformError } from '@agentenv/core';
+import type { FastifyInstance, FastifyRequest } from 'fastify';
+import type { Operation } from './document.ts';
+
+/** Seconds after which a client may find the next server. */
+const RETRY_AFTER_SECONDS = 5;
+
+/** The end of the control plane: what is under way may finish, what still comes is refused. */
+export interface Drain {
+  /** Counts the requests a listener takes, from their arrival to the end of their answer. */
+  count(listener: RequestListener): RequestListener;
+  /** Lets `app` refuse requests once it begins. Scrapes go on to the end: that is when somebody wants to look. */
+  guard(app: FastifyInstance, operationOf: (request: FastifyRequest) => Operation | undefined): void;
+  /** Refuses new requests from now on; resolves once none is under way. */
+  begin(): Promise<void>;
+}
+
+export function createDrain(): Drain {
+  let draining = false;
+  let requests = 0;
+  let idle: PromiseWithResolvers<void> | undefined;
+
+  return {
+    count: (listener) => (request, response) => {
+      requests++;
+      response.once('close', () => {
+        if (--requests === 0) idle?.resolve();
+      });
+      listener(request, response);
+    },
+    guard(app, operationOf) {
+      app.addHook('preClose', (done) => {
+        draining = true;
+        done();
+      });
+      app.addHook('onRequest', (request, reply, done) => {
+        if (!draining || operationOf(request)?.id === 'getMetrics') {
+          done();
+          return;
+        }
+        reply.header('connection', 'close');
+        const when = { retryAfterSeconds: RETRY_AFTER_SECONDS };
+        done(new PlatformError('unavailable', 'the server is shutting down', when));
+      });
+    },
+    async begin() {
+      draining = true;
+      if (requests === 0) return;
+      idle ??= Promise.withResolvers();
+      await idle.promise;
+    },
+  };
+}

@@ -1,0 +1,57 @@
+import type { ChannelClosed } from '@agentenv/agent';
+import type { SandboxJournal, SandboxLogEntry, SandboxOperation, SandboxRecord } from '@agentenv/core';
+import type { ErrorCode } from '@agentenv/protocol';
+import type { SandboxLogs } from '../observability/sandbox-logs.ts';
+import type { EndCause } from './ending.ts';
+
+/** Tells the owner of a sandbox what becomes of it, in the log they can read. */
+export interface OwnerLog {
+  /** For what other parts have to tell about it. */
+  journal(id: string): SandboxJournal;
+  creating(record: SandboxRecord): void;
+  createFailed(id: string, stage: string, code: ErrorCode): void;
+  /** `createMs`: from the request to the guest's first answer. */
+  ready(id: string, createMs: number): void;
+  agentLost(id: string, kind: ChannelClosed['kind']): void;
+  timeoutChanged(record: SandboxRecord, operation: SandboxOperation): void;
+  /** The last entry. What an engine said of its end is for the operator alone. */
+  ends(id: string, cause: EndCause): void;
+}
+
+export function createOwnerLog(logs: Pick<SandboxLogs, 'open' | 'append' | 'close'>): OwnerLog {
+  const tell = (
+    id: string,
+    level: SandboxLogEntry['level'],
+    message: string,
+    fields: SandboxLogEntry['fields'] = {},
+    logger: SandboxLogEntry['logger'] = 'sandbox',
+  ): void => logs.append(id, { level, logger, message, fields });
+
+  return {
+    journal: (id) => (entry) => logs.append(id, entry),
+    creating({ id, templateId, alias, timeoutSeconds }) {
+      logs.open(id);
+      const template = alias === undefined ? {} : { template: alias };
+      tell(id, 'info', 'sandbox is being created', {
+        templateID: templateId,
+        ...template,
+        timeoutSeconds: String(timeoutSeconds),
+      });
+    },
+    createFailed: (id, stage, code) => tell(id, 'error', 'sandbox could not be created', { stage, code }),
+    ready(id, createMs) {
+      tell(id, 'info', 'guest agent answers', {}, 'agent');
+      tell(id, 'info', 'sandbox is ready', { createMs: String(Math.round(createMs)) });
+    },
+    agentLost: (id, kind) => tell(id, 'error', 'guest agent is lost', { kind }, 'agent'),
+    timeoutChanged({ id, deadline, timeoutSeconds }, operation) {
+      const endAt = deadline === undefined ? {} : { endAt: new Date(deadline).toISOString() };
+      tell(id, 'debug', 'timeout changed', { operation, timeoutSeconds: String(timeoutSeconds), ...endAt });
+    },
+    ends(id, { event, reason, detail }) {
+      if (event === 'kill') tell(id, 'info', 'sandbox ends', { reason, detail });
+      else tell(id, 'error', 'sandbox ends', { reason });
+      logs.close(id);
+    },
+  };
+}

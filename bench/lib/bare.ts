@@ -20,7 +20,7 @@ const ENGINE = '/usr/bin/qemu-system-x86_64';
 export interface BareMachine extends AsyncDisposable {
   readonly pid: number;
   readonly agent: Agent;
-  /** Milliseconds from the spawn of the engine to the agent's first pong. */
+  /** Milliseconds from the spawn of the engine to the agent's first pong; it is activated after that. */
   readonly pingMs: number;
 }
 
@@ -112,6 +112,14 @@ export async function openBareHost(home: string, artifactsDirectory: string): Pr
         });
         await agent.ping();
         const pingMs = performance.now() - start;
+        // Captured frozen: the least that lets it run its processes, and not part of the floor.
+        await agent.activate({
+          key: randomBytes(16),
+          generation: crypto.randomUUID(),
+          resetStreams: false,
+          hostname: '',
+          files: [],
+        });
         return {
           pid: child.pid ?? -1,
           agent,

@@ -1,5 +1,3 @@
-import { randomBytes } from 'node:crypto';
-import type { Agent } from '@agentenv/agent';
 import { Sandbox } from 'e2b';
 import { waitUntil } from '../../e2e/lib/wait.ts';
 import { type BareHost, openBareHost } from '../lib/bare.ts';
@@ -18,16 +16,6 @@ const LOGIN_SHELL = {
   killAfterMs: 0,
 };
 
-/** The least that lets a restored guest run; what it costs is not part of a floor. */
-const thaw = (agent: Agent) =>
-  agent.activate({
-    key: randomBytes(16),
-    generation: crypto.randomUUID(),
-    resetStreams: false,
-    hostname: '',
-    files: [],
-  });
-
 /** Floors: a bare restore until the agent answers, and until its first login shell has printed. */
 async function floors(bare: BareHost, samples: number) {
   const ping: number[] = [];
@@ -35,7 +23,6 @@ async function floors(bare: BareHost, samples: number) {
   for (let index = 0; index < samples; index++) {
     await using machine = await bare.restore();
     ping.push(machine.pingMs);
-    await thaw(machine.agent);
     const { ms } = await timed(async () => {
       const child = await machine.agent.spawn(LOGIN_SHELL);
       await new Promise<void>((resolve) => child.onOutput(() => resolve()));
@@ -147,7 +134,6 @@ export const warmTrue: Bench = {
     await using server = await benchServer(NO_POOL);
     await using bare = await openBareHost(server.home, ARTIFACTS);
     await using machine = await bare.restore();
-    await thaw(machine.agent);
     const sandbox = await Sandbox.create('base', { ...server.sdk, timeoutMs: 600_000 });
     const raw = async () => {
       const child = await machine.agent.spawn({ ...LOGIN_SHELL, argv: ['/bin/bash', '-l', '-c', 'true'] });

@@ -6,6 +6,7 @@ import { sha256 } from '../lib/files.ts';
 import { artifactEntries, checkDigests } from './artifacts.ts';
 import { checkCgroups, parseCgroupMounts } from './cgroups.ts';
 import { exitCodeOf, formatChecks } from './check.ts';
+import { checkNullDevice } from './null-device.ts';
 import { checkPrivileges, lackingCapabilities } from './privileges.ts';
 
 describe('the diagnosis', () => {
@@ -20,6 +21,20 @@ describe('the diagnosis', () => {
   it('fails only for something missing', () => {
     expect(exitCodeOf([{ name: 'a', state: 'warning', detail: '' }])).toBe(0);
     expect(exitCodeOf([{ name: 'a', state: 'missing', detail: '' }])).toBe(1);
+  });
+});
+
+describe('/dev/null', () => {
+  it('must be a device that everyone may write to', () => {
+    expect(checkNullDevice({ mode: 0o020666 })).toEqual({ name: '/dev/null', state: 'ok', detail: 'open to everyone' });
+    expect(checkNullDevice({ mode: 0o020644 })).toMatchObject({
+      state: 'missing',
+      remedy: expect.stringContaining('chmod 666'),
+    });
+    expect(checkNullDevice({ mode: 0o100666 })).toMatchObject({
+      state: 'missing',
+      remedy: expect.stringContaining('mknod'),
+    });
   });
 });
 

@@ -1,11 +1,12 @@
 import { constants } from 'node:fs';
-import { access, open, readFile, statfs } from 'node:fs/promises';
+import { access, lstat, open, readFile, statfs } from 'node:fs/promises';
 import { freemem, totalmem } from 'node:os';
 import { dirname } from 'node:path';
 import { run } from '../lib/command.ts';
 import { findProgram, type HostPackage, missingPackages } from '../setup/packages.ts';
 import { checkCgroups, parseCgroupMounts } from './cgroups.ts';
 import type { CheckResult } from './check.ts';
+import { checkNullDevice } from './null-device.ts';
 import { checkPrivileges } from './privileges.ts';
 
 const GIB = 1024 ** 3;
@@ -43,6 +44,7 @@ export const HOST_CHECKS: readonly Check[] = [
     const status = await readFile('/proc/self/status', 'utf8');
     return checkPrivileges({ uid: host.uid, status, sudo: (await findProgram('sudo', host.env.PATH)) !== undefined });
   },
+  async () => checkNullDevice(await lstat('/dev/null')),
   checkPackages,
   checkQemu,
   checkKvm,

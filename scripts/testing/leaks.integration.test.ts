@@ -53,6 +53,13 @@ describe('the leak check', () => {
     expect(tables.join()).toContain(unique.replaceAll('-', '_'));
   });
 
+  it('names a common device whose mode or type changed', async () => {
+    const before = await snapshotHost();
+    expect([...before.device].find((line) => line.startsWith('/dev/null '))).toMatch(/ 20666 0:0 259$/);
+    const changed = { ...before, device: new Set([...before.device].map((line) => line.replace('20666', '20644'))) };
+    expect(leaksBetween(before, changed)).toContain('device: /dev/null 20644 0:0 259');
+  });
+
   it('is content when everything was cleaned up', async () => {
     const before = await snapshotHost();
     await command('ip', 'netns', 'add', unique);

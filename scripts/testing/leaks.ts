@@ -1,4 +1,4 @@
-import { readdir, readFile } from 'node:fs/promises';
+import { lstat, readdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { run } from '../lib/command.ts';
 import { readTextIfPresent } from '../lib/files.ts';
@@ -15,6 +15,7 @@ export type LeakKind =
   | 'cgroup'
   | 'socket'
   | 'loop device'
+  | 'device'
   | 'file';
 
 /** Programs the server and the tests start, in the first words of a command line. */
@@ -23,6 +24,7 @@ const OUR_PROGRAMS =
 /** Directories whose members of that name belong to a server or a test. */
 const OUR_FILES = ['/run', '/tmp', '/dev/shm'] as const;
 const OUR_FILE_NAME = /^aenv/;
+const COMMON_DEVICES = ['/dev/null', '/dev/zero', '/dev/full', '/dev/random', '/dev/urandom', '/dev/tty'] as const;
 const COMMAND_DEADLINE_MS = 10_000;
 
 /** Takes stock of this host. Kinds that cannot be read here (no nft, say) are empty. */
@@ -36,6 +38,7 @@ export async function snapshotHost(): Promise<HostSnapshot> {
     cgroup: new Set(await cgroups()),
     socket: new Set(ourSockets(await readFile('/proc/net/unix', 'utf8'))),
     'loop device': new Set(await loopDevices()),
+    device: new Set(await devices()),
     file: new Set(await files()),
   };
 }
@@ -130,6 +133,18 @@ async function loopDevices(): Promise<string[]> {
     }),
   );
   return attached.flat();
+}
+
+/** What every program relies on, with type, owner and mode: a test that runs as root can change or replace it. */
+async function devices(): Promise<string[]> {
+  return Promise.all(
+    COMMON_DEVICES.map((path) =>
+      lstat(path).then(
+        ({ mode, uid, gid, rdev }) => `${path} ${mode.toString(8)} ${uid}:${gid} ${rdev}`,
+        () => `${path} is missing`,
+      ),
+    ),
+  );
 }
 
 /** Files and directories of ours in the shared directories. */

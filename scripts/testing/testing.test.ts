@@ -79,6 +79,7 @@ describe('leaks', () => {
     cgroup: new Set(),
     socket: new Set(),
     'loop device': new Set(),
+    device: new Set(['/dev/null 20666 0:0 259']),
     file: new Set(['/tmp/aenv-old']),
   };
 

@@ -1,5 +1,6 @@
-import { rename, stat } from 'node:fs/promises';
+import { lstat, rename, stat } from 'node:fs/promises';
 import { join } from 'node:path';
+import { checkNullDevice } from '../../doctor/null-device.ts';
 import { sha256 } from '../../lib/files.ts';
 import { debianSourceLines, parseSources, SOURCE_FORMAT } from '../apt/depends.ts';
 import { aptOptions } from '../apt/lists.ts';
@@ -39,6 +40,8 @@ async function bootstrap(context: SetupContext): Promise<StepResult> {
       "the base image is made from Debian's packages, and this machine's apt sources offer none of Debian's own",
     );
   }
+  const nullDevice = checkNullDevice(await lstat('/dev/null'));
+  if (nullDevice.remedy !== undefined) throw new Error(`/dev/null: ${nullDevice.detail}; ${nullDevice.remedy}`);
   context.progress(`installing ${PACKAGES.length} packages and what they need`);
   const dates = `sed -n 's/^Date: *//p' "$1"/var/lib/apt/lists/*Release > "$1/${DATES_FILE}"`;
   const archive = join(work, 'debian.tar');

@@ -51,6 +51,46 @@ describe('authorisation', () => {
     expect(await readFile(files.host('a'), 'utf8')).toBe('written');
   });
 
+  test('a signed query of which anything is changed, taken away or added opens nothing', async () => {
+    const name = 'a b+c%20é&=;:ü.txt';
+    await writeFile(files.host(name), 'secret');
+    const expiration = String(Math.floor(Date.now() / 1000) + 60);
+    const signed = { path: files.path(name), username: 'user', signature_expiration: expiration };
+    const signature = signFileRequest(
+      { path: signed.path, operation: 'read', username: signed.username, expiration },
+      TOKEN,
+    );
+    const query: Record<string, string> = { ...signed, signature };
+    expect((await files.get(query, none)).body.toString()).toBe('secret');
+    const tampered: Record<string, string>[] = [
+      { ...query, path: `${query.path}x` },
+      { ...query, path: `/mnt/work/./${name}` },
+      { ...query, username: 'root' },
+      { ...query, signature_expiration: String(Number(expiration) + 1) },
+      { ...query, signature_expiration: '' },
+      { ...query, signature: `${signature}=` },
+      { ...query, signature: signature.slice(0, -1) },
+      { ...query, signature: signature.replace('v1_', 'v2_') },
+      { ...query, signature: '' },
+      ...['path', 'username', 'signature_expiration', 'signature'].map((missing) =>
+        Object.fromEntries(Object.entries(query).filter(([key]) => key !== missing)),
+      ),
+      ...Array.from({ length: signature.length }, (_, index) => ({
+        ...query,
+        signature: signature.slice(0, index) + (signature[index] === 'A' ? 'B' : 'A') + signature.slice(index + 1),
+      })),
+    ];
+    for (const attempt of tampered) {
+      const answer = await files.get(attempt, none);
+      expect({ ...attempt, status: answer.status }).toEqual({ ...attempt, status: 401 });
+    }
+    // The same signature does not write, and a value that is repeated counts as it stands first, here and for the file.
+    const post = { method: 'POST', headers: { ...OCTETS, ...none }, body: 'x' };
+    expect((await files.envd.request(filesUrl(query), post)).status).toBe(401);
+    const twice = await files.envd.request(`${filesUrl(query)}&path=/etc/passwd`, { headers: none });
+    expect(twice.body.toString()).toBe('secret');
+  });
+
   test('an upload that is refused is answered although its body is still coming', async () => {
     const answer = await files.envd.request(filesUrl({ path: files.path('a') }), {
       method: 'POST',

@@ -1,3 +1,4 @@
+import { randomBytes } from 'node:crypto';
 import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
@@ -42,6 +43,36 @@ describe('POST /files/compose', () => {
     expect(answer).toMatchObject({ status: 200, json: { path: '/root/all' } });
   });
 
+  test('a full file system is a 507, and everything is as it was', async () => {
+    const { agent } = envd.guest;
+    const mount = await agent.spawn({
+      user: 'root',
+      argv: ['sh', '-c', 'mkdir /mnt/work/small && mount -t tmpfs -o size=64k tmpfs /mnt/work/small'],
+      env: {},
+      cwd: '/',
+      defaultCwd: '/',
+      stdin: false,
+      tag: '',
+      config: new Uint8Array(),
+      killAfterMs: 0,
+    });
+    expect(await mount.exit).toMatchObject({ code: 0 });
+    await writeFile(join(outside, '1'), randomBytes(200_000));
+    const answer = await compose({ source_paths: ['/mnt/work/1', '/mnt/work/2'], destination: '/mnt/work/small/all' });
+    expect(answer).toEqual({ status: 507, json: { code: 507, message: expect.stringMatching(/no space/) } });
+    expect((await readdir(outside)).toSorted()).toEqual(['1', '2', 'small']);
+    expect((await agent.listDir('/mnt/work/small', { depth: 1, max: 1 })).entries).toEqual([]);
+  });
+
+  test('needs the access token', async () => {
+    const answer = await envd.request('/files/compose', {
+      method: 'POST',
+      headers: { 'x-access-token': [] },
+      body: '{}',
+    });
+    expect(answer.status).toBe(401);
+  });
+
   test.each([
     ['a missing source', { source_paths: ['/mnt/work/1', '/mnt/work/missing'], destination: '/mnt/work/all' }, 404],
     ['an unknown user', { source_paths: ['/mnt/work/1'], destination: '/x', username: 'nosuchuser' }, 401],
@@ -51,6 +82,11 @@ describe('POST /files/compose', () => {
     ['a directory as destination', { source_paths: ['/mnt/work/1'], destination: '/mnt/work' }, 400],
     ['a list', [], 400],
     ['no JSON', '{', 400],
+    [
+      'more sources than fit',
+      { source_paths: Array.from({ length: 10_000 }, () => 'x'.repeat(98)), destination: '/x' },
+      400,
+    ],
     ['an oversized body', JSON.stringify({ source_paths: ['x'.repeat(1_100_000)] }), 413],
   ])('%s is refused and leaves the sources', async (_what, body, status) => {
     expect(await compose(body)).toEqual({ status, json: { code: status, message: expect.any(String) } });

@@ -94,8 +94,10 @@ async function sendWhole(
   const { head, ended, rest } = content;
   const encodings = parseAcceptEncoding(request.headers['accept-encoding']?.toString());
   const mediaType = mediaTypeOf(path, head);
-  // Only what shrinks is compressed, unless the client takes nothing but gzip. An empty answer must say it is empty.
-  const compress = encodings.gzip && (!encodings.identity || (isCompressible(mediaType) && head.length > 0));
+  // Only what shrinks is compressed, unless the client takes nothing but gzip. An empty answer must say it is empty, and
+  // who asks for ranges or by conditions goes by the bytes as they are.
+  const shrinks = isCompressible(mediaType) && head.length > 0 && !isConditional(request.headers);
+  const compress = encodings.gzip && (!encodings.identity || shrinks);
   if (!compress && !encodings.identity) {
     await rest.return?.();
     throw new PlatformError('not_acceptable', 'no acceptable encoding: this server sends identity and gzip');

@@ -98,6 +98,29 @@ describe('POST /files with plain bytes', () => {
     expect((await files.envd.guest.agent.stat(files.path('a'))).xattrs.size).toBe(0);
   });
 
+  test('attributes that a program of the sandbox set are metadata too; others are not', async () => {
+    await files.put(files.path('a'), 'x');
+    const script = `import os
+os.setxattr('${files.path('a')}', 'user.e2b.by-hand', b'yes')
+os.setxattr('${files.path('a')}', 'user.other', b'no')`;
+    await runInGuest(`python3 -c "${script}"`);
+    expect([...(await files.envd.guest.agent.stat(files.path('a'))).xattrs.keys()]).toEqual(['by-hand']);
+    await files.put(files.path('a'), 'y', { 'x-metadata-new': '1' });
+    await runInGuest(`python3 -c "import os; assert os.getxattr('${files.path('a')}', 'user.other') == b'no'"`);
+    expect([...(await files.envd.guest.agent.stat(files.path('a'))).xattrs.keys()]).toEqual(['new']);
+  });
+
+  test('a file system without attributes takes the file without its metadata', async () => {
+    await runInGuest('mount -t ramfs ramfs /mnt/work');
+    try {
+      expect(await files.put(files.path('a'), 'x', { 'x-metadata-k': 'v' })).toMatchObject({ status: 200 });
+      expect((await files.envd.guest.agent.stat(files.path('a'))).xattrs.size).toBe(0);
+      expect((await files.get({ path: files.path('a') })).body.toString()).toBe('x');
+    } finally {
+      await runInGuest('umount -l /mnt/work');
+    }
+  });
+
   test.each([
     ['no path', {}, OCTETS, 'x', 400, /path query parameter is required/],
     ['an empty path', { path: '' }, OCTETS, 'x', 400, /path query parameter is required/],

@@ -116,6 +116,54 @@ describe.each(CLIENTS)('$version', ({ version, Sandbox }) => {
     expect((await terminal.wait()).exitCode).toBe(0);
   });
 
+  test('a terminal is left alone by a client that goes away, and ended on demand', async () => {
+    const onData = () => {};
+    const terminal = await sandbox().pty.create({ cols: 80, rows: 24, onData });
+    await terminal.disconnect();
+    let output = '';
+    const again = await sandbox().pty.connect(terminal.pid, {
+      onData(data: Uint8Array) {
+        output += Buffer.from(data).toString();
+      },
+    });
+    await sandbox().pty.sendInput(terminal.pid, Buffer.from('echo still-$((40 + 2))\n'));
+    await expect.poll(() => output, { timeout: 10_000 }).toContain('still-42');
+    expect(await sandbox().pty.kill(terminal.pid)).toBe(true);
+    await expect(again.wait()).rejects.toMatchObject({ exitCode: -1, error: 'signal: killed' });
+    expect(await sandbox().pty.kill(terminal.pid)).toBe(false);
+  });
+
+  test('heredocs, quotes and long commands are what they are; too long a one is told so', async () => {
+    const text = 'a \'b\' "c" $d `e` \\ ü\n\tend';
+    const { stdout } = await sandbox().commands.run(`cat <<'MARK'\n${text}\nMARK`);
+    expect(stdout).toBe(`${text}\n`);
+    const long = await sandbox().commands.run(`printf %s ${'x'.repeat(120_000)} | wc -c`);
+    expect(long.stdout.trim()).toBe('120000');
+    await expect(sandbox().commands.run(`: ${'x'.repeat(200_000)}`)).rejects.toMatchObject({
+      name: 'InvalidArgumentError',
+      message: expect.stringMatching(/the limit is 131071/),
+    });
+  });
+
+  test('what a command printed comes before the error of its time limit', async () => {
+    let output = '';
+    const run = sandbox().commands.run('echo partial; exec sleep 60', {
+      timeoutMs: 500,
+      onStdout(data: string) {
+        output += data;
+      },
+    });
+    await expect(run).rejects.toMatchObject({ name: 'TimeoutError' });
+    expect(output).toBe('partial\n');
+  });
+
+  test('a daemon outlives the command that started it', async () => {
+    const { stdout } = await sandbox().commands.run('setsid sleep 600 >/dev/null 2>&1 & echo $!');
+    const pid = Number(stdout);
+    expect((await sandbox().commands.run(`kill -0 ${pid} && echo alive`)).stdout).toBe('alive\n');
+    await sandbox().commands.run(`kill ${pid}`);
+  });
+
   test('files: write in every form, read in every form, several at once', async () => {
     const { files } = sandbox();
     expect(await files.write(path('a/hello.txt'), 'Grüße')).toMatchObject({

@@ -12,8 +12,8 @@ import { createAuthentication } from './authentication.ts';
 import { registerBodyParser } from './body.ts';
 import { loadControlPlane, type Operation } from './document.ts';
 import { createDrain } from './drain.ts';
-import { logError, sendError, toPlatformError } from './errors.ts';
-import { createHttpServer } from './http-server.ts';
+import { clientGone, logError, sendError, toPlatformError } from './errors.ts';
+import { createHttpServer, type ListenerLimits } from './http-server.ts';
 import { createInstallationHandlers, type Installation } from './installation-handlers.ts';
 import { createLogHandlers } from './log-handlers.ts';
 import { createMetricsHandlers } from './metrics-handlers.ts';
@@ -43,6 +43,8 @@ export interface AppDependencies {
   /** Takes requests for sandboxes before any route of the control plane is looked at. */
   readonly dataPlane: DataPlane;
   readonly contexts: RequestContexts;
+  /** Those of production unless given. */
+  readonly listenerLimits?: ListenerLimits;
   readonly clock: Clock;
   readonly log: Log;
 }
@@ -69,7 +71,8 @@ export async function createApp(deps: AppDependencies): Promise<ControlPlane> {
     routerOptions: { maxParamLength: MAX_PARAMETER },
     // Its answer would not be one of ours; see createDrain.
     return503OnClosing: false,
-    serverFactory: (handler) => createHttpServer(inContext(contexts, deps.dataPlane), drain.count(handler)),
+    serverFactory: (handler) =>
+      createHttpServer(inContext(contexts, deps.dataPlane), drain.count(handler), deps.listenerLimits),
     frameworkErrors: (error, request, reply) => {
       // Paths that cannot be decoded never reach a route.
       observer.begin(request, reply);
@@ -131,7 +134,8 @@ function registerErrors(
   });
   app.setNotFoundHandler((request, reply) => sendError(reply, notFound(request, reply)));
   app.setErrorHandler((caught, request, reply) => {
-    const error = toPlatformError(caught);
+    // Whatever else is wrong with a request of which the rest will never come.
+    const error = reply.raw.destroyed ? clientGone(caught) : toPlatformError(caught);
     logError(log, error, { ...contexts.of(request.raw), route: operationOf(request)?.path ?? 'unmatched' });
     return sendError(reply, error);
   });

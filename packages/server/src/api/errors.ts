@@ -49,6 +49,10 @@ export function toPlatformError(caught: unknown): PlatformError {
   return PlatformError.fromUnknown(caught);
 }
 
+export function clientGone(cause: unknown): PlatformError {
+  return new PlatformError('canceled', 'the client went away', { cause });
+}
+
 /** Writes what happened at the level it deserves: our own faults as errors with their cause, the rest at debug. */
 export function logError(log: Log, error: PlatformError, about: { readonly route: string }): void {
   const fields = { ...about, code: error.code, status: error.mapping.http, details: error.details };

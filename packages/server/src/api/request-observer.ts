@@ -51,7 +51,8 @@ export function createRequestObserver(deps: RequestObserverDependencies): Reques
       if (operation?.id !== 'getMetrics') {
         metrics.observe(request.method, route, 'control_plane', status, seconds, operation?.id ?? UNMATCHED);
       }
-      const fields = { ...context, method: request.method, route, status, ms: Math.round(seconds * 1000) };
+      const about = status < 400 ? sandboxOf(request, reply) : {};
+      const fields = { ...context, ...about, method: request.method, route, status, ms: Math.round(seconds * 1000) };
       if (status === CLIENT_GONE) log.info(fields, 'the client went away');
       else if (request.method === 'GET' || status >= 400) log.debug(fields, 'request');
       else log.info(fields, 'request');
@@ -71,6 +72,14 @@ export function createRequestObserver(deps: RequestObserverDependencies): Reques
       });
     },
   };
+}
+
+/** The sandbox a request that succeeded was about: what a client only says is not written down. */
+function sandboxOf(request: FastifyRequest, reply: FastifyReply): { readonly sandboxId?: string } {
+  const { sandboxID } = (request.params ?? {}) as { readonly sandboxID?: string };
+  const created = reply.getHeader(HEADERS.agentenvSandboxId);
+  const sandboxId = sandboxID ?? (typeof created === 'string' ? created : undefined);
+  return sandboxId === undefined ? {} : { sandboxId };
 }
 
 /** Calls once when nothing more will be sent; `complete`: everything was handed to the connection. */

@@ -3,10 +3,11 @@ import { createFakeClock, createRecordingLog, createSeededRandom, type Recording
 import type { TemplateRecord } from '@agentenv/storage';
 import type { FastifyInstance } from 'fastify';
 import { createApp } from '../api/app.ts';
+import type { ListenerLimits } from '../api/http-server.ts';
 import type { HostUsageProbe } from '../observability/host-usage.ts';
 import { createMetrics, type Metrics } from '../observability/metrics.ts';
 import { createNodeReporter } from '../observability/node.ts';
-import { createRequestContexts } from '../observability/request-context.ts';
+import { createRequestContexts, type RequestContexts } from '../observability/request-context.ts';
 import { createSandboxLogs, DEFAULT_SANDBOX_LOG_LIMITS, type SandboxLogs } from '../observability/sandbox-logs.ts';
 import {
   createSandboxMetrics,
@@ -58,6 +59,7 @@ export interface TestApp extends AsyncDisposable {
   readonly sandboxMetrics: SandboxMetrics;
   /** What it wrote to the log. */
   readonly log: RecordingLog;
+  readonly contexts: RequestContexts;
   drain(): Promise<void>;
 }
 
@@ -76,6 +78,7 @@ export async function createTestApp(
     readonly clock?: Clock;
     readonly isReady?: () => boolean;
     readonly observability?: 'on' | 'off';
+    readonly listenerLimits?: ListenerLimits;
     readonly limits?: Partial<IngressLimits>;
   } = {},
 ): Promise<TestApp> {
@@ -98,6 +101,7 @@ export async function createTestApp(
   });
   const { app, drain } = await createApp({
     ...{ orchestrator, sandboxLogs, sandboxMetrics, contexts },
+    ...(options.listenerLimits === undefined ? {} : { listenerLimits: options.listenerLimits }),
     installation: { team: 'default', node: options.observability === 'off' ? undefined : node },
     templates: {
       list: () => templates,
@@ -118,7 +122,7 @@ export async function createTestApp(
     log,
   });
   return {
-    ...{ app, orchestrator, metrics, sandboxLogs, sandboxMetrics, log, drain },
+    ...{ app, orchestrator, metrics, sandboxLogs, sandboxMetrics, log, contexts, drain },
     async [Symbol.asyncDispose]() {
       await app.close();
       sandboxMetrics[Symbol.dispose]();

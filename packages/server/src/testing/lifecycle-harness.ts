@@ -71,6 +71,8 @@ export interface HarnessOptions {
   readonly hostCapacity?: () => Promise<HostCapacity>;
   readonly config?: Partial<OrchestratorConfig>;
   readonly seed?: number;
+  /** How long the logs of ended sandboxes are kept; not at all unless given. */
+  readonly logRetentionMs?: number;
 }
 
 export interface LifecycleHarness {
@@ -146,7 +148,10 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     envdVersion: '0.6.13',
     config: DEFAULT_TEMPLATE_REGISTRY_CONFIG,
   });
-  const sandboxLogs = createSandboxLogs({ clock, limits: { ...DEFAULT_SANDBOX_LOG_LIMITS, retentionMs: 0 } });
+  const sandboxLogs = createSandboxLogs({
+    clock,
+    limits: { ...DEFAULT_SANDBOX_LOG_LIMITS, retentionMs: options.logRetentionMs ?? 0 },
+  });
   const sandboxMetrics = createSandboxMetrics({
     ...{ clock, log, config: DEFAULT_SANDBOX_METRICS_CONFIG },
     onSample() {},

@@ -4,36 +4,14 @@ import { gzipSync } from 'node:zlib';
 import fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { decodeFrames, encodeFrame } from './testing/connect-frames.ts';
-import { type Answer, type RequestOptions, sendRequest, TOKEN } from './testing/http-client.ts';
+import { inBoundedMemory, type Target, targetAt } from './testing/hostile-target.ts';
+import { TOKEN } from './testing/http-client.ts';
 import { type MeasuredEnvd, startMeasuredEnvd } from './testing/measured-envd.ts';
-import { createRpcClient, type RpcClient, summarise } from './testing/rpc-client.ts';
 
 const MIB = 1024 * 1024;
 /** The same runs every time; another seed by hand finds other things. */
 const SEED = 20_260_101;
 const STREAM = { 'content-type': 'application/connect+json' };
-
-/** A service to be hostile to. */
-interface Target {
-  readonly port: number;
-  readonly rpc: RpcClient;
-  send(path: string, options: RequestOptions): Promise<Answer>;
-  /** Fails unless an ordinary command runs. */
-  stillWorks(): Promise<void>;
-}
-
-function targetAt(port: number): Target {
-  const rpc = createRpcClient(port);
-  return {
-    port,
-    rpc,
-    send: (path, options) => sendRequest(port, path, options),
-    async stillWorks() {
-      await using stream = await rpc.stream('process.Process/Start', { process: { cmd: 'echo', args: ['ok'] } });
-      expect(summarise(await stream.rest()).stdout).toBe('ok\n');
-    },
-  };
-}
 
 let envd: MeasuredEnvd;
 let target: Target;
@@ -45,26 +23,6 @@ beforeAll(async () => {
 afterAll(async () => {
   await envd[Symbol.asyncDispose]();
 });
-
-/**
- * Runs something hostile against a process of its own and holds that to its memory at its highest: what one run leaves
- * behind must not raise the level the next one is measured from.
- */
-async function inBoundedMemory(act: (target: Target) => Promise<void>): Promise<void> {
-  await using measured = await startMeasuredEnvd();
-  const own = targetAt(measured.port);
-  // Code that is loaded and compiled at its first use is not what the growth is about.
-  await own.stillWorks();
-  await own.send('/files?path=/tmp/warm', {
-    method: 'POST',
-    headers: { 'content-type': 'application/octet-stream', 'content-encoding': 'gzip' },
-    body: gzipSync('x'),
-  });
-  await measured.setBaseline();
-  await act(own);
-  expect(await measured.peakGrowth()).toBeLessThan(64 * MIB);
-  await own.stillWorks();
-}
 
 /** Sends bytes as they are and reads until the server closes. */
 async function raw(bytes: Uint8Array | string): Promise<string> {

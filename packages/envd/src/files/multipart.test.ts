@@ -23,6 +23,8 @@ function parse(body: string, boundary = 'B'): Promise<ReadPart[]> {
   return readAll(randomChunks(Buffer.from(body, 'latin1'), [7, 1, 3]), boundary);
 }
 
+/** The same runs every time; another seed by hand finds other things. */
+const SEED = 20_260_402;
 const malformed = expect.objectContaining({ code: 'invalid_argument' });
 
 describe('multipart body', () => {
@@ -141,7 +143,7 @@ describe('multipart body', () => {
           );
         },
       ),
-      { numRuns: 200 },
+      { numRuns: 200, seed: SEED },
     );
   });
 
@@ -160,7 +162,7 @@ describe('multipart body', () => {
       fc.asyncProperty(fc.array(piece, { maxLength: 25 }), async (pieces) => {
         await parse(pieces.join('')).catch((caught: unknown) => expect(caught).toEqual(malformed));
       }),
-      { numRuns: 500 },
+      { numRuns: 500, seed: SEED },
     );
   });
 });

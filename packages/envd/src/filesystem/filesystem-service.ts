@@ -13,6 +13,8 @@ import { encodeListing, PAGE_ENTRIES, pagesOf } from './listing.ts';
 const DIRECTORY_MODE = 0o755;
 /** No path has more levels. */
 const MAX_DEPTH = 0xffff;
+/** "Cross-device link". */
+const EXDEV = 18;
 
 export interface FilesystemServiceDeps {
   readonly agent: Agent;
@@ -83,7 +85,9 @@ export function createFilesystemService(deps: FilesystemServiceDeps): Unary & Pa
       const destination = resolve(request.destination, user);
       await agent
         .rename(source, destination, { uid: user.uid, gid: user.gid }, context.signal)
-        .catch(failure({ missing: `source file not found: ${source}` }));
+        .catch(async (caught: unknown) => {
+          throw await moveError(caught, source, destination, () => agent.stat(source, context.signal));
+        });
       return { entry: toEntryInfo(await agent.stat(destination, context.signal)) };
     },
 
@@ -111,4 +115,35 @@ function failure(words: { readonly missing?: string; readonly kind?: string }): 
         throw error;
     }
   };
+}
+
+/** Why a rename failed, naming whichever end it is about. */
+async function moveError(
+  caught: unknown,
+  source: string,
+  destination: string,
+  statSource: () => Promise<unknown>,
+): Promise<PlatformError> {
+  const error = PlatformError.fromUnknown(caught);
+  const told = (code: PlatformError['code'], message: string) => new PlatformError(code, message, { cause: error });
+  switch (error.details.status) {
+    case 'NOT_FOUND':
+      return told('not_found', `source file not found: ${source}`);
+    case 'NOT_DIRECTORY':
+      return await statSource().then(
+        () => told('invalid_argument', `a directory is needed where a file is: ${destination}`),
+        () => told('not_found', `source file not found: ${source}`),
+      );
+    case 'EXISTS':
+      return told('already_exists', `destination is a directory that is not empty: ${destination}`);
+    case 'IS_DIRECTORY':
+      return told('invalid_argument', `destination is a directory: ${destination}`);
+    case 'INVALID':
+      return told('invalid_argument', `${source} cannot be moved to ${destination}`);
+    case 'IO':
+      if (error.details.errno !== EXDEV) return error;
+      return told('invalid_argument', `destination is on another file system than ${source}: ${destination}`);
+    default:
+      return error;
+  }
 }

@@ -222,6 +222,33 @@ describe('Move', () => {
     expect(await readdir(outside)).toEqual(['x']);
   });
 
+  test.each([
+    ['a directory over one that is not empty', 'tree', 'full', 409, 'already_exists', /not empty: .*full$/],
+    [
+      'a directory over a file',
+      'tree',
+      'file',
+      400,
+      'invalid_argument',
+      /a directory is needed where a file is: .*file$/,
+    ],
+    ['to below a file', 'tree', 'file/x', 400, 'invalid_argument', /a directory is needed where a file is: .*file\/x$/],
+    ['a file over a directory', 'file', 'tree', 400, 'invalid_argument', /is a directory: .*tree$/],
+    ['a directory into itself', 'tree', 'tree/inner', 400, 'invalid_argument', /tree cannot be moved to .*inner$/],
+    ['from below a file', 'file/x', 'y', 404, 'not_found', /source file not found: .*file\/x$/],
+    ['to another file system', 'file', '/tmp/elsewhere', 400, 'invalid_argument', /another file system/],
+  ])('%s is an error that names which', async (_what, source, destination, status, code, message) => {
+    await mkdir(host('tree'));
+    await mkdir(host('full/x'), { recursive: true });
+    await writeFile(host('file'), 'kept');
+    const to = destination.startsWith('/') ? destination : path(destination);
+    expect(await call('Move', { source: path(source), destination: to })).toEqual({
+      status,
+      json: { code, message: expect.stringMatching(message) },
+    });
+    expect(await readdir(outside)).toEqual(['file', 'full', 'tree']);
+  });
+
   test('a missing source is not found', async () => {
     expect(await call('Move', { source: path('missing'), destination: path('b') })).toMatchObject({
       status: 404,

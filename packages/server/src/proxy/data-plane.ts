@@ -192,6 +192,7 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
         socket.destroy();
         return;
       }
+      halfClose.letGo(socket);
       let status = 0;
       measure(request, socket, decision.routing.source, () => status);
       decision.target.sockets.add({

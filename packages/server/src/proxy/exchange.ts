@@ -1,10 +1,16 @@
-import { type ClientRequest, request as httpRequest, type IncomingMessage, type ServerResponse } from 'node:http';
+import {
+  type ClientRequest,
+  request as httpRequest,
+  type IncomingMessage,
+  type OutgoingMessage,
+  type ServerResponse,
+} from 'node:http';
 import type { Duplex } from 'node:stream';
 import type { Clock } from '@agentenv/core';
 import { limitUnreadBody, resetConnection } from '@agentenv/envd';
 import { type Asker, answerTo, type DataPlaneProblem, writeAnswer } from './answers.ts';
 import type { ConnectTarget, OpenGuestConnection } from './guest-connections.ts';
-import { trailerPairs } from './header-fields.ts';
+import { removeHeader, trailerPairs } from './header-fields.ts';
 import { hasBody, type RequestHeadOptions, requestHead } from './request-head.ts';
 import { responseHead } from './response-head.ts';
 
@@ -33,6 +39,8 @@ export const LINGER_MS = 1_000;
 /** Of AgentENV clients: silence before an answer begins, progress of the upload starts it anew (agentenv.md section 15.3). */
 const ANSWER_TIMEOUT_MS = 30_000;
 
+const NOT_ASCII = /[^\t\x20-\x7e]/;
+
 export type Exchange = (request: IncomingMessage, response: ServerResponse, forwarding: Forwarding) => void;
 
 /**
@@ -56,7 +64,7 @@ export function createExchange({ clock, open, idleTimeoutMs }: ForwardingOptions
       connection.destroy();
       return;
     }
-    const outgoing = send(request, forwarding, connection);
+    const outgoing = send(request, response, forwarding, connection);
     const timer = answerTimer(request, forwarding, () => {
       refuse({ kind: 'timed-out', port });
       connection.destroy();
@@ -82,7 +90,8 @@ export function createExchange({ clock, open, idleTimeoutMs }: ForwardingOptions
       if (!relay(request, incoming, response)) fail();
     });
     outgoing.on('error', fail);
-    // Without a listener Node ends a connection that is switched to another protocol unasked, which is what we want.
+    // Nobody asked for another protocol.
+    outgoing.once('upgrade', fail);
     passInterimAnswers(request, outgoing, response);
     response.once('close', () => {
       timer?.[Symbol.dispose]();
@@ -101,11 +110,22 @@ export function createExchange({ clock, open, idleTimeoutMs }: ForwardingOptions
   };
 
   /** Sends the request, its body as it comes. */
-  function send(request: IncomingMessage, { head, url }: Forwarding, connection: Duplex): ClientRequest {
+  function send(
+    request: IncomingMessage,
+    response: ServerResponse,
+    { head, url }: Forwarding,
+    connection: Duplex,
+  ): ClientRequest {
+    const headers = requestHead(request, head);
+    if (headers.some((text) => NOT_ASCII.test(text)) && expectsConsent(request)) {
+      // Node would write such a head in UTF-8 and the service would read other bytes than the client sent.
+      response.writeContinue();
+      removeHeader(headers, 'expect');
+    }
     const outgoing = httpRequest({
       method: request.method ?? 'GET',
       path: url,
-      headers: requestHead(request, head),
+      headers,
       // Everything is in the list already.
       setDefaultHeaders: false,
       createConnection: () => connection,
@@ -113,7 +133,7 @@ export function createExchange({ clock, open, idleTimeoutMs }: ForwardingOptions
     });
     // The size of the head is the limit; by number Node would leave the last ones out without a word.
     outgoing.maxHeadersCount = 0;
-    outgoing.flushHeaders();
+    flushHead(outgoing);
     if (!hasBody(request)) {
       outgoing.end();
       return outgoing;
@@ -157,7 +177,8 @@ function relay(request: IncomingMessage, answer: IncomingMessage, response: Serv
   } catch {
     return false;
   }
-  response.flushHeaders();
+  if (request.httpVersionMajor > 1) response.flushHeaders();
+  else flushHead(response);
   answer.once('end', () => {
     const trailers = trailerPairs(answer.rawTrailers);
     if (trailers.length > 0 && hasContent && chunked) response.addTrailers(trailers);
@@ -166,13 +187,22 @@ function relay(request: IncomingMessage, answer: IncomingMessage, response: Serv
   return true;
 }
 
+/** Sends a head before there is a body. Node's own way to do so would write it in UTF-8, and heads are bytes. */
+function flushHead(message: OutgoingMessage): void {
+  message.write('', 'latin1');
+}
+
+function expectsConsent({ headers, httpVersion }: IncomingMessage): boolean {
+  return headers.expect !== undefined && httpVersion !== '1.0';
+}
+
 /** `100 Continue` for those who wait for it, early hints and the like for everybody who knows HTTP/1.1. */
 function passInterimAnswers(request: IncomingMessage, outgoing: ClientRequest, response: ServerResponse): void {
   let left = request.httpVersion === '1.0' ? 0 : MAX_INTERIM_ANSWERS;
   outgoing.on('information', ({ statusCode, rawHeaders }) => {
     if (response.headersSent || response.destroyed || left-- <= 0) return;
     if (statusCode === 100) {
-      if (request.headers.expect !== undefined) response.writeContinue();
+      if (expectsConsent(request)) response.writeContinue();
       return;
     }
     const head: Record<string, string[]> = {};

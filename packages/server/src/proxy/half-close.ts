@@ -12,6 +12,8 @@ export interface HalfClose {
   hearsOut(socket: Socket): boolean;
   /** Lets `response` go on for as long as it lasts. */
   hearOut(socket: Socket, response: ServerResponse): void;
+  /** Leaves a connection that is no longer one of HTTP to whoever has it. */
+  letGo(socket: Socket): void;
 }
 
 export interface HalfCloseOptions {
@@ -22,10 +24,13 @@ export interface HalfCloseOptions {
 
 export function createHalfClose({ clock, silenceMs }: HalfCloseOptions): HalfClose {
   const heardOut = new WeakMap<Socket, number>();
+  const count = (socket: Socket, by: 1 | -1): void => {
+    heardOut.set(socket, (heardOut.get(socket) ?? 0) + by);
+  };
   return {
     hearsOut: (socket) => (heardOut.get(socket) ?? 0) > 0,
     hearOut(socket, response) {
-      heardOut.set(socket, (heardOut.get(socket) ?? 0) + 1);
+      count(socket, 1);
       let timer: Disposable | undefined;
       const watch = (): void => {
         const before = socket.bytesWritten;
@@ -36,10 +41,11 @@ export function createHalfClose({ clock, silenceMs }: HalfCloseOptions): HalfClo
       };
       socket.once('end', watch);
       response.once('close', () => {
-        heardOut.set(socket, (heardOut.get(socket) ?? 1) - 1);
+        count(socket, -1);
         socket.off('end', watch);
         timer?.[Symbol.dispose]();
       });
     },
+    letGo: (socket) => count(socket, 1),
   };
 }

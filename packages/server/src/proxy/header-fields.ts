@@ -31,6 +31,13 @@ export function forEachHeader(
   }
 }
 
+/** Removes every header of that lower-case name from a raw list. */
+export function removeHeader(raw: string[], lowerCaseName: string): void {
+  for (let index = raw.length - 2; index >= 0; index -= 2) {
+    if (raw[index]?.toLowerCase() === lowerCaseName) raw.splice(index, 2);
+  }
+}
+
 /** Fields that frame or route a message and have no business behind its body (RFC 9110 section 6.5.1). */
 const NO_TRAILERS: ReadonlySet<string> = new Set([...HOP_BY_HOP, 'content-length', 'host', 'trailer', 'authorization']);
 

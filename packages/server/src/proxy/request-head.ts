@@ -52,8 +52,8 @@ export function requestHead(request: IncomingMessage, options: RequestHeadOption
     if (nominated.has(lower)) return;
     if (lower === HEADERS.accessToken && options.family === 'agentenv') return;
     if (lower === HEADERS.apiKey && equalsSecret(value, options.apiKey)) return;
-    // A client of HTTP/1.0 does not wait for anybody's consent.
-    if (lower === 'expect' && request.httpVersion === '1.0') return;
+    // A client of HTTP/1.0 does not wait for anybody's consent, and an upgrade has no body to consent to.
+    if (lower === 'expect' && (request.httpVersion === '1.0' || options.upgrade !== undefined)) return;
     // Only a body in chunks has trailers.
     if (lower === 'trailer' && !hasChunks(request)) return;
     // HTTP/2 may cut cookies into several fields; HTTP/1 knows one.

@@ -121,6 +121,14 @@ describe('routing', () => {
     });
   });
 
+  it('takes the host of the request line or of HTTP/2 before the header', () => {
+    const host = `3000-${ID}.sandboxes.test`;
+    expect(route(`http://${host}/a`, { host: 'x.test' })).toMatchObject({ source: 'proxy_host', url: '/a' });
+    expect(route('http://x.test/a', { host })).toEqual({ kind: 'control-plane' });
+    expect(route('/a', { ':authority': `${host}:8443` })).toMatchObject({ source: 'proxy_host', sandboxId: ID });
+    expect(route('*', { host })).toMatchObject({ source: 'proxy_host', url: '*' });
+  });
+
   it('reads whole URLs as forward proxies get them', () => {
     expect(route('http://host.test/proxy/a?b=1', OWN)).toMatchObject({ url: '/a?b=1' });
     expect(route('http://host.test', E2B)).toMatchObject({ url: '/' });

@@ -1,4 +1,4 @@
-import { PlatformError } from '@agentenv/core';
+import { PlatformError, shorten } from '@agentenv/core';
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import type { Operation } from './document.ts';
 
@@ -21,6 +21,11 @@ export function registerBodyParser(
     const body = operationOf(request)?.body;
     if (body === undefined || text.trim() === '') {
       done(null, undefined);
+      return;
+    }
+    const encoding = request.headers['content-encoding'] ?? 'identity';
+    if (encoding.toLowerCase() !== 'identity') {
+      done(new PlatformError('invalid_argument', `content-encoding: ${shorten(encoding, 32)} is not supported`));
       return;
     }
     if (!JSON_TYPE.test(mediaType(request.headers['content-type']))) {

@@ -6,6 +6,7 @@ import { createTestApp, TEST_API_KEY, type TestApp } from '../testing/app.ts';
 import { loadControlPlane } from './document.ts';
 
 const SEED = 20_260_101;
+const head = (line: string, ...headers: string[]) => [line, 'host: x', ...headers, '', ''].join('\r\n');
 const operations = loadControlPlane();
 /** Milliseconds; the machines that run this are shared. */
 const TIMEOUT = 60_000;
@@ -56,7 +57,20 @@ const body = fc.oneof(
   { weight: 1, arbitrary: fc.constantFrom('[[[[[[[['.repeat(5_000), '{"a":'.repeat(5_000), '', 'null', '1e999') },
 );
 const segment = fc.oneof(
-  fc.constantFrom('some-id', '%2F', '%00', '%zz', '..', '.', '%2e%2e', 'x'.repeat(3_000), '💥', '%F0%9F'),
+  fc.constantFrom(
+    'some-id',
+    'metrics',
+    'test-host',
+    '%2F',
+    '%00',
+    '%zz',
+    '..',
+    '.',
+    '%2e%2e',
+    'x'.repeat(3_000),
+    '💥',
+    '%F0%9F',
+  ),
   fc.string().map(encodeURIComponent),
 );
 const query = fc.array(
@@ -70,11 +84,20 @@ const query = fc.array(
       'limit',
       'nextToken',
       'teamID',
+      'clusterID',
+      'sandbox_ids',
+      'start',
+      'end',
+      'cursor',
+      'direction',
+      'level',
+      'search',
       '__proto__',
     ),
     fc.oneof(
       fc.string().map(encodeURIComponent),
       fc.constantFrom('%', '%25', '%2525', '1', '-1', '1e9', 'running', 'asc', '%00', '+', '2026-01-01T00:00:00Z'),
+      fc.constantFrom('253402300800', '9'.repeat(400), 'forward', 'debug', 'some-id,some-id', ','.repeat(5_000), 'NaN'),
     ),
   ),
   { maxLength: 6 },
@@ -118,6 +141,121 @@ describe('hostile requests', () => {
   );
 });
 
+/** Bodies clients send, for those below to be made of. */
+const SEEDS: readonly (readonly [path: string, body: unknown])[] = [
+  ['/v2/sandboxes', { templateID: 'base' }],
+  [
+    '/v2/sandboxes',
+    {
+      templateID: 'base',
+      metadata: { 'k 1': 'v&=1' },
+      envVars: { A: 'b' },
+      timeout: 10,
+      network: { allowOut: ['1.1.1.1'], denyOut: ['0.0.0.0/0'], allowPublicTraffic: true },
+      autoPause: false,
+      autoResume: { enabled: false },
+      volumeMounts: [],
+    },
+  ],
+  ['/sandboxes', { templateID: 'base', timeout: 300, secure: true, allow_internet_access: true }],
+  ['/sandboxes/some-id/connect', { timeout: 2, memory: false }],
+  ['/sandboxes/some-id/timeout', { timeout: 0 }],
+  ['/sandboxes/some-id/refreshes', { duration: 60 }],
+];
+
+interface Change {
+  readonly at: number;
+  readonly to: number;
+  readonly how: 'replace' | 'insert' | 'cut' | 'double';
+}
+
+function spoil(bytes: Buffer, { at, to, how }: Change): Buffer {
+  const index = at % (bytes.length + 1);
+  const [before, after] = [bytes.subarray(0, index), bytes.subarray(index)];
+  switch (how) {
+    case 'replace':
+      return Buffer.concat([before, Buffer.of(to), after.subarray(1)]);
+    case 'insert':
+      return Buffer.concat([before, Buffer.of(to), after]);
+    case 'cut':
+      return before;
+    case 'double':
+      return Buffer.concat([before, before, after]);
+  }
+}
+
+const changes: fc.Arbitrary<readonly Change[]> = fc.array(
+  fc.record({
+    at: fc.nat(),
+    to: fc.nat({ max: 255 }),
+    how: fc.constantFrom('replace', 'insert', 'cut', 'double'),
+  }),
+  { maxLength: 6 },
+);
+
+describe('bodies that were sane once', () => {
+  it(
+    'are done or refused; what is done is what the body says',
+    async () => {
+      await fc.assert(
+        fc.asyncProperty(fc.constantFrom(...SEEDS), changes, async ([path, seed], spoils) => {
+          front.orchestrator.clear();
+          const body = spoils.reduce(spoil, Buffer.from(JSON.stringify(seed)));
+          const response = await front.app.inject({
+            method: 'POST',
+            url: path,
+            headers: { 'x-api-key': TEST_API_KEY, 'content-type': 'application/json' },
+            payload: body,
+          });
+          const { statusCode } = response;
+          expect(statusCode < 500, `${statusCode} ${response.body}`).toBe(true);
+          if (statusCode >= 400) expect(response.json()).toMatchObject({ code: statusCode });
+          const [call] = front.orchestrator.calls;
+          if (call?.method !== 'create') return;
+          const asked = JSON.parse(body.toString()) as Record<string, unknown>;
+          expect(call.arguments[0]).toMatchObject({
+            template: asked.templateID,
+            metadata: asked.metadata ?? {},
+            envVars: asked.envVars ?? {},
+          });
+        }),
+        { seed: SEED, numRuns: 1_000 },
+      );
+    },
+    TIMEOUT,
+  );
+
+  it(
+    'may come in pieces of any size; compressed ones are refused by name',
+    async () => {
+      const text = JSON.stringify(SEEDS[1]?.[1]);
+      const pieces = fc.array(fc.integer({ min: 1, max: 40 }), { minLength: 1, maxLength: 30 });
+      await fc.assert(
+        fc.asyncProperty(pieces, fc.boolean(), async (sizes, compressed) => {
+          let body = '';
+          for (let at = 0, turn = 0; at < text.length; turn++) {
+            const part = text.slice(at, at + (sizes[turn % sizes.length] ?? 1));
+            body += `${part.length.toString(16)}\r\n${part}\r\n`;
+            at += part.length;
+          }
+          const lines = [
+            `x-api-key: ${TEST_API_KEY}`,
+            'connection: close',
+            'content-type: application/json',
+            'transfer-encoding: chunked',
+          ];
+          if (compressed) lines.push('content-encoding: gzip');
+          const received = await exchange(`${head('POST /v2/sandboxes HTTP/1.1', ...lines)}${body}0\r\n\r\n`);
+          expect(received).toMatch(compressed ? /^HTTP\/1.1 400 / : /^HTTP\/1.1 201 /);
+          if (compressed) expect(received).toContain('content-encoding');
+        }),
+        { seed: SEED, numRuns: 50 },
+      );
+    },
+    TIMEOUT,
+  );
+});
+
 /** What the server writes in answer to raw bytes, until it closes the connection. */
 async function exchange(bytes: string | Uint8Array): Promise<string> {
   const socket = connect(port, '127.0.0.1');
@@ -134,8 +272,6 @@ async function exchange(bytes: string | Uint8Array): Promise<string> {
 }
 
 describe('hostile bytes', () => {
-  const head = (line: string, ...headers: string[]) => [line, 'host: x', ...headers, '', ''].join('\r\n');
-
   it.each([
     ['no request at all', '\u0000\u0001\u0002', 400],
     ['an unknown method', head('BREW /coffee HTTP/1.1'), 400],

@@ -15,6 +15,9 @@ export interface TimeoutRules {
   readonly maximumSeconds: number;
 }
 
+/** Most bytes of the names and values of a sandbox's metadata, and of its environment. */
+const MAX_PAIRS_BYTES = 256 * 1024;
+
 /** A v1 create: secure only when asked for. */
 export function toCreateSandbox(body: NewSandbox, rules: TimeoutRules): CreateSandbox {
   const secure = body.secure ?? false;
@@ -39,9 +42,19 @@ function toCommon(body: NewSandboxV2, defaultSeconds: number, rules: TimeoutRule
     onTimeout: body.autoPause === true ? 'pause' : 'kill',
     autoResume: body.autoResume?.enabled ?? false,
     network: toNetworkPolicy(body),
-    metadata: body.metadata ?? {},
-    envVars: body.envVars ?? {},
+    metadata: limitPairs('metadata', body.metadata ?? {}),
+    envVars: limitPairs('envVars', body.envVars ?? {}),
   };
+}
+
+/** Returns `pairs` unless they are too many bytes: they are kept, listed, and given to every process. */
+function limitPairs(field: string, pairs: Readonly<Record<string, string>>): Readonly<Record<string, string>> {
+  let bytes = 0;
+  for (const [name, value] of Object.entries(pairs)) bytes += Buffer.byteLength(name) + Buffer.byteLength(value);
+  if (bytes > MAX_PAIRS_BYTES) {
+    throw new PlatformError('invalid_argument', `${field} must not have more than ${MAX_PAIRS_BYTES} bytes in all`);
+  }
+  return pairs;
 }
 
 /** Returns `seconds` unless it is above the maximum; the field is called `timeout` everywhere. */

@@ -988,7 +988,7 @@ export interface components {
             readonly denyOut?: components["schemas"]["EgressRules"];
             /** @description false lets only holders of the traffic token reach the ports of the sandbox. */
             readonly allowPublicTraffic?: boolean | null;
-            /** @description Host header the services of the sandbox get to see. */
+            /** @description Host header the services of the sandbox get to see; `${PORT}` stands for the port. */
             readonly maskRequestHost?: string | null;
             readonly rules?: components["schemas"]["UnsupportedObject"];
             readonly egressProxy?: components["schemas"]["UnsupportedObject"];
@@ -1162,11 +1162,12 @@ export interface components {
                 readonly totalBytes: number;
             }[];
         };
-        /** @description Present if there are rules or public traffic is off. */
+        /** @description Present if there are rules, public traffic is off, or the host is masked. */
         readonly Network: {
             readonly allowOut: readonly string[];
             readonly denyOut: readonly string[];
             readonly allowPublicTraffic: boolean;
+            readonly maskRequestHost?: string;
         };
         readonly Lifecycle: {
             /** @enum {string} */

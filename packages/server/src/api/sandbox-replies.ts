@@ -50,7 +50,12 @@ export function toListedSandbox(record: SandboxRecord): ListedSandbox {
 export function toSandboxDetail(record: SandboxRecord, context: AnswerContext): SandboxDetail {
   const token = context.accessToken(record);
   const { network } = record;
-  const hasNetwork = !network.allowPublicTraffic || network.allowOut.length > 0 || network.denyOut.length > 0;
+  const { maskRequestHost } = network;
+  const hasNetwork =
+    !network.allowPublicTraffic ||
+    network.allowOut.length > 0 ||
+    network.denyOut.length > 0 ||
+    maskRequestHost !== undefined;
   return {
     ...toListedSandbox(record),
     ...(token === undefined ? {} : { envdAccessToken: token }),
@@ -62,6 +67,7 @@ export function toSandboxDetail(record: SandboxRecord, context: AnswerContext): 
             allowOut: network.allowOut,
             denyOut: network.denyOut,
             allowPublicTraffic: network.allowPublicTraffic,
+            ...(maskRequestHost === undefined ? {} : { maskRequestHost }),
           },
         }
       : {}),

@@ -1,6 +1,7 @@
 import { canonicalRules, type NetworkPolicy, PlatformError, parseCidr, parseMetadataFilter } from '@agentenv/core';
 import type { components } from '@agentenv/protocol/control-plane';
 import type { CreateSandbox, ListFilter } from '../orchestrator/orchestrator.ts';
+import { isMaskRequestHost } from '../proxy/request-host.ts';
 import type { OperationInput } from './operations.ts';
 
 type NewSandbox = components['schemas']['NewSandbox'];
@@ -80,8 +81,14 @@ function toNetworkPolicy(body: NewSandboxV2): NetworkPolicy {
     allowOut: canonicalRules(allowOut ?? [], 'network.allowOut'),
     denyOut: canonicalRules(denyOut ?? [], 'network.denyOut'),
     allowPublicTraffic: allowPublicTraffic ?? true,
-    maskRequestHost: maskRequestHost ?? undefined,
+    maskRequestHost: toMaskRequestHost(maskRequestHost),
   };
+}
+
+function toMaskRequestHost(text: string | null | undefined): string | undefined {
+  if (text === null || text === undefined) return undefined;
+  if (isMaskRequestHost(text)) return text;
+  throw new PlatformError('invalid_argument', 'network.maskRequestHost must be a host with or without a port');
 }
 
 /** A name, perhaps with a wildcard in front; what is neither that nor an address is refused as malformed elsewhere. */

@@ -65,7 +65,11 @@ describe('create', () => {
       allow_internet_access: false,
       metadata: { 'k 1': 'v&=1' },
       envVars: { A: 'b' },
-      network: { allowOut: ['1.1.1.1', '2001:db8::/32'], denyOut: ['0.0.0.0/0'], allowPublicTraffic: false },
+      network: {
+        ...{ allowOut: ['1.1.1.1', '2001:db8::/32'], denyOut: ['0.0.0.0/0'], allowPublicTraffic: false },
+        // biome-ignore lint/suspicious/noTemplateCurlyInString: this is what clients write
+        maskRequestHost: 'localhost:${PORT}',
+      },
       autoPause: false,
       autoPauseMemory: true,
       autoResume: { enabled: false },
@@ -91,7 +95,8 @@ describe('create', () => {
               allowOut: ['1.1.1.1/32', '2001:db8::/32'],
               denyOut: ['0.0.0.0/0'],
               allowPublicTraffic: false,
-              maskRequestHost: undefined,
+              // biome-ignore lint/suspicious/noTemplateCurlyInString: this is what clients write
+              maskRequestHost: 'localhost:${PORT}',
             },
             metadata: { 'k 1': 'v&=1' },
             envVars: { A: 'b' },
@@ -141,7 +146,15 @@ describe('create', () => {
     ['not supported: network.rules', { network: { rules: { 'a.test': [{ transform: {} }] } } }],
     ['not supported: network.egressProxy', { network: { egressProxy: { address: 'a:1' } } }],
     ['not supported: network.httpsPorts', { network: { httpsPorts: [8443] } }],
-    ['not supported: network.maskRequestHost', { network: { maskRequestHost: 'localhost:8080' } }],
+    [
+      'network.maskRequestHost must be a host with or without a port',
+      { network: { maskRequestHost: 'm\u00fcller.test' } },
+    ],
+    [
+      'network.maskRequestHost must be a host with or without a port',
+      { network: { maskRequestHost: 'a.test\r\nx: y' } },
+    ],
+    ['network.maskRequestHost must be a host with or without a port', { network: { maskRequestHost: '' } }],
     ["not supported: network.allowOut with the domain '*.example.com'", { network: { allowOut: ['*.example.com'] } }],
     ["network.denyOut: 'example.com' is not an IP address or CIDR", { network: { denyOut: ['example.com'] } }],
     ["network.allowOut: '1.2.3.4/33' is not an IP address or CIDR", { network: { allowOut: ['1.2.3.4/33'] } }],
@@ -208,7 +221,7 @@ describe('get and delete', () => {
         allowOut: ['1.1.1.1/32'],
         denyOut: [],
         allowPublicTraffic: true,
-        maskRequestHost: undefined,
+        maskRequestHost: 'app.test',
       },
     });
     front.orchestrator.put(record);
@@ -229,7 +242,7 @@ describe('get and delete', () => {
       envdVersion: '0.6.13',
       envdAccessToken: front.orchestrator.accessToken(record),
       allowInternetAccess: false,
-      network: { allowOut: ['1.1.1.1/32'], denyOut: [], allowPublicTraffic: true },
+      network: { allowOut: ['1.1.1.1/32'], denyOut: [], allowPublicTraffic: true, maskRequestHost: 'app.test' },
       lifecycle: { onTimeout: 'kill', autoResume: false },
     });
   });

@@ -3,6 +3,7 @@ import { HEADERS } from '@agentenv/protocol';
 import { equalsSecret } from '../secrets/equality.ts';
 import { forEachHeader, HOP_BY_HOP, nominatedBy } from './header-fields.ts';
 import { type PeerTrust, plainAddress } from './peer-trust.ts';
+import { maskedHost } from './request-host.ts';
 import { authorityOf, type Family } from './routing.ts';
 
 /** What the head of a forwarded request depends on beside the request. */
@@ -26,8 +27,6 @@ const INTERNAL: ReadonlySet<string> = new Set([
   HEADERS.agentenvTargetPort,
   HEADERS.trafficAccessToken,
 ]);
-
-const PORT_PLACEHOLDER = /\$\{PORT\}/g;
 
 const FORWARDED: ReadonlySet<string> = new Set([
   'x-forwarded-for',
@@ -96,7 +95,7 @@ function connection(request: IncomingMessage, upgrade: string | undefined): stri
 }
 
 function hostFor(request: IncomingMessage, { family, port, maskRequestHost }: RequestHeadOptions): string {
-  if (maskRequestHost !== undefined) return maskRequestHost.replaceAll(PORT_PLACEHOLDER, String(port));
+  if (maskRequestHost !== undefined) return maskedHost(maskRequestHost, port);
   const local = `localhost:${port}`;
   return family === 'e2b' ? authorityOf(request) || local : local;
 }

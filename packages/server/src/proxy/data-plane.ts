@@ -2,8 +2,9 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import type { Clock, Log, SandboxRecord } from '@agentenv/core';
 import { limitUnreadBody, resetConnection, resetSocket } from '@agentenv/envd';
-import { ENVD_PORT, HEADERS } from '@agentenv/protocol';
+import { ENVD_PORT, ERROR_CATALOGUE, HEADERS } from '@agentenv/protocol';
 import type { HttpMetrics, RouteSource } from '../observability/metrics.ts';
+import type { RequestContexts } from '../observability/request-context.ts';
 import type { DataPlaneTarget, Orchestrator } from '../orchestrator/orchestrator.ts';
 import { equalsSecret } from '../secrets/equality.ts';
 import { type Asker, answerTo, type DataPlaneAnswer, type DataPlaneProblem, writeAnswer } from './answers.ts';
@@ -34,6 +35,7 @@ export interface DataPlaneDependencies {
   readonly apiKey: string;
   readonly limits: IngressLimits;
   readonly metrics: HttpMetrics;
+  readonly contexts: RequestContexts;
   readonly clock: Clock;
   readonly log: Log;
 }
@@ -49,6 +51,10 @@ export interface DataPlane {
   /** Whether an answer goes on although the client has ended its side of this connection. */
   hearsOut(socket: Socket): boolean;
 }
+
+/** Statuses of exchanges that had no answer: their client went away, or their sandbox. */
+const CLIENT_GONE = ERROR_CATALOGUE.canceled.http;
+const SANDBOX_GONE = ERROR_CATALOGUE.sandbox_unavailable.http;
 
 const MAX_LISTENERS = 32;
 /** Most headers of a request to a sandbox; their size is limited by the listener. */
@@ -76,7 +82,7 @@ interface Admitted {
 }
 
 export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
-  const { orchestrator, metrics, clock, log, limits } = deps;
+  const { orchestrator, metrics, contexts, clock, log, limits } = deps;
   const route = createRouting(deps.domains);
   const trusts = createPeerTrust(limits.trustedProxies);
   const halfClose = createHalfClose({ clock, silenceMs: HALF_CLOSE_SILENCE_MS });
@@ -148,8 +154,15 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
   ): void => {
     const start = performance.now();
     ends.once('close', () => {
-      metrics.observe(request.method ?? '', 'sandbox', source, status(), (performance.now() - start) / 1000);
+      const answered = status();
+      metrics.observe(request.method ?? '', 'sandbox', source, answered, (performance.now() - start) / 1000);
+      if (answered === CLIENT_GONE) log.debug({ ...contexts.of(request), route: source }, 'the client went away');
     });
+  };
+
+  /** Answers of our own carry the id of their request; those of services inside are passed on as they are. */
+  const nameRequest = (request: IncomingMessage, response: ServerResponse): void => {
+    response.setHeader(HEADERS.requestId, contexts.of(request).requestId);
   };
 
   return {
@@ -157,8 +170,13 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
       const decision = decide(request);
       if (decision.kind === 'control-plane') return false;
       const source = decision.kind === 'refused' ? decision.source : decision.routing.source;
-      measure(request, response, source, () => response.statusCode);
+      let sandboxGone = false;
+      measure(request, response, source, () => {
+        if (response.headersSent) return response.statusCode;
+        return sandboxGone ? SANDBOX_GONE : CLIENT_GONE;
+      });
       if (decision.kind === 'refused') {
+        nameRequest(request, response);
         limitUnreadBody(request, response, clock);
         writeAnswer(response, decision.answer);
         return true;
@@ -167,7 +185,10 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
       // This, the sandbox's group and every stage of the guest API's pipelines watch for the end of the answer.
       response.setMaxListeners(MAX_LISTENERS);
       target.sockets.add({
-        destroy: () => resetConnection(response),
+        destroy: () => {
+          sandboxGone = true;
+          resetConnection(response);
+        },
         once: (event, listener) => response.once(event, listener),
       });
       if (routing.port !== ENVD_PORT) {
@@ -176,6 +197,7 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
         return true;
       }
       if (request.headers.expect !== undefined && request.httpVersion !== '1.0') response.writeContinue();
+      nameRequest(request, response);
       request.url = routing.url;
       target.envd.handle(request, response);
       return true;
@@ -193,10 +215,13 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
         return;
       }
       halfClose.letGo(socket);
-      let status = 0;
+      let status: number = CLIENT_GONE;
       measure(request, socket, decision.routing.source, () => status);
       decision.target.sockets.add({
-        destroy: () => resetSocket(socket),
+        destroy: () => {
+          if (status === CLIENT_GONE) status = SANDBOX_GONE;
+          resetSocket(socket);
+        },
         once: (event, listener) => socket.once(event, listener),
       });
       tunnel({ request, socket, early }, forward(decision, request.headers.upgrade), (answered) => {

@@ -1,4 +1,4 @@
-import { type Clock, SANDBOX_STATES, type SandboxState, SILENT_LOG } from '@agentenv/core';
+import { type Clock, SANDBOX_STATES, type SandboxState } from '@agentenv/core';
 import { createFakeClock, createRecordingLog, createSeededRandom, type RecordingLog } from '@agentenv/core/testing';
 import type { TemplateRecord } from '@agentenv/storage';
 import type { FastifyInstance } from 'fastify';
@@ -114,7 +114,7 @@ export async function createTestApp(
     metrics: metrics.http,
     renderMetrics: metrics.render,
     dataPlane: createDataPlane({
-      ...{ orchestrator, domains: options.domains ?? [], metrics: metrics.http, clock, log: SILENT_LOG },
+      ...{ orchestrator, domains: options.domains ?? [], metrics: metrics.http, contexts, clock, log },
       apiKey: TEST_API_KEY,
       limits: { maxConnections: 16, idleTimeoutMs: 0, trustedProxies: [], ...options.limits },
     }),

@@ -8,6 +8,7 @@ import { type Clock, type SandboxId, type SandboxRecord, SILENT_LOG } from '@age
 import { createSeededRandom, sandboxRecord } from '@agentenv/core/testing';
 import { createHttpServer } from '../api/http-server.ts';
 import { createMetrics, type Metrics } from '../observability/metrics.ts';
+import { createRequestContexts } from '../observability/request-context.ts';
 import { createSocketGroup, type OwnedSocketGroup } from '../orchestrator/socket-group.ts';
 import { createDataPlane, type IngressLimits } from '../proxy/data-plane.ts';
 import { createMemoryOrchestrator, type MemoryOrchestrator } from './memory-orchestrator.ts';
@@ -56,6 +57,7 @@ export async function startIngress(options: IngressOptions = {}): Promise<Ingres
   const dataPlane = createDataPlane({
     orchestrator,
     metrics: metrics.http,
+    contexts: createRequestContexts(createSeededRandom(2)),
     apiKey: PLATFORM_KEY,
     domains: [SANDBOX_DOMAIN],
     clock: options.clock ?? testClock,

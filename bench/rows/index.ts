@@ -2,8 +2,23 @@ import type { Bench } from '../lib/row.ts';
 import { channel } from './channel.ts';
 import { controlPlane } from './control-plane.ts';
 import { create, warmTrue } from './create.ts';
+import { list, terminal } from './guest-api.ts';
 import { busy, clock } from './load.ts';
 import { idle, memoryPerClone } from './memory.ts';
+import { soak, streams } from './scale.ts';
 
 /** Every bench in the order of the table. */
-export const BENCHES: readonly Bench[] = [create, warmTrue, channel, memoryPerClone, idle, controlPlane, busy, clock];
+export const BENCHES: readonly Bench[] = [
+  create,
+  warmTrue,
+  channel,
+  list,
+  terminal,
+  memoryPerClone,
+  idle,
+  controlPlane,
+  busy,
+  clock,
+  streams,
+  soak,
+];

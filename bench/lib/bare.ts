@@ -33,11 +33,7 @@ export async function openBareHost(home: string, artifactsDirectory: string): Pr
   const clock = createRealClock();
   const exec = createExec({ clock });
   const artifacts = await loadArtifacts(artifactsDirectory);
-  const templates = join(home, 'qemu/templates');
-  const [key] = (await readdir(templates)).filter((name) => !name.startsWith('.'));
-  if (key === undefined) throw new Error(`no template in ${templates}`);
-  const directory = join(templates, key);
-  const manifest = JSON.parse(await readFile(join(directory, 'manifest.json'), 'utf8')) as SnapshotManifest;
+  const { directory, manifest } = await findTemplate(join(home, 'qemu/templates'), artifacts.rootfs.base.path);
   const tsc = /tsc=(\d+)kHz/.exec(manifest.fingerprint.cpu ?? '')?.[1];
   const accelerator: Accelerator =
     manifest.fingerprint.accelerator === 'kvm'
@@ -140,6 +136,23 @@ export async function openBareHost(home: string, artifactsDirectory: string): Pr
       await rm(scratch, { recursive: true, force: true });
     },
   };
+}
+
+/** The newest template of a root file system; those of former ones may be there too. */
+async function findTemplate(templates: string, rootfs: string) {
+  const names = (await readdir(templates)).filter((name) => !name.startsWith('.'));
+  const found = await Promise.all(
+    names.map(async (name) => {
+      const directory = join(templates, name);
+      const manifest = JSON.parse(await readFile(join(directory, 'manifest.json'), 'utf8')) as SnapshotManifest;
+      return { directory, manifest };
+    }),
+  );
+  const [newest] = found
+    .filter(({ manifest }) => manifest.rootfs.path === rootfs)
+    .sort((left, right) => right.manifest.createdAt.localeCompare(left.manifest.createdAt));
+  if (newest === undefined) throw new Error(`no template of the present root file system in ${templates}`);
+  return newest;
 }
 
 async function connectSoon(path: string): Promise<Socket> {

@@ -4,7 +4,7 @@ import { create, toBinary } from '@bufbuild/protobuf';
 import { toEntryInfo, toEntryJson } from './entry-info.ts';
 
 /** Entries asked for at once: their conversion holds everybody else up, so it is done in small pieces. */
-export const PAGE_ENTRIES = 2000;
+export const PAGE_ENTRIES = 4000;
 
 /** The first page and, as they are asked for, all others. Each is one call of the guest, with its deadline. */
 export async function* pagesOf(

@@ -1,3 +1,4 @@
+import type { Server } from 'node:http';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import {
@@ -40,6 +41,7 @@ import {
   DEFAULT_TEMPLATE_REGISTRY_CONFIG,
   type TemplateRegistry,
 } from './templates/template-registry.ts';
+import { openSecureListener, type SecureListener } from './tls/secure-listener.ts';
 
 /** The template without which a server is of no use. */
 const ESSENTIAL_TEMPLATE = 'base';
@@ -164,16 +166,19 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
       },
     }),
   });
+  let secure: SecureListener | undefined;
   undo.defer(async () => {
     // No new requests of the control plane; those under way may end; then the sandboxes, and with them their streams.
     // The listener stays to the end: it says that the server is going, and that sandboxes are gone.
     await drain(front, options);
     await orchestrator[Symbol.asyncDispose]();
+    await secure?.[Symbol.asyncDispose]();
     const closed = front.app.close();
     front.app.server.closeAllConnections();
     await closed;
   });
   const url = await listen(front.app, config.api_addr);
+  secure = await listenSecurely(front.app.server, options);
   await essentialTemplate(templates, options);
   ready = true;
   return serverOf(url, apiKey, undo.move());
@@ -223,6 +228,23 @@ async function listen(app: FastifyInstance, address: string): Promise<string> {
   const actual = bound === null || typeof bound === 'string' ? port : bound.port;
   const reachable = host === '0.0.0.0' ? '127.0.0.1' : host === '::' ? '::1' : host;
   return `http://${reachable.includes(':') ? `[${reachable}]` : reachable}:${actual}`;
+}
+
+/** The TLS listener beside the plain one, if one is configured. */
+async function listenSecurely(
+  http: Server,
+  { config, clock, log }: ServerOptions,
+): Promise<SecureListener | undefined> {
+  const address = config['tls.addr'];
+  if (address === undefined) return undefined;
+  const keys = config['tls.private_keys'];
+  const listener = await openSecureListener({
+    ...splitAddress(address),
+    ...{ http, clock, log },
+    files: config['tls.certificates'].map((certificate, index) => ({ certificate, privateKey: keys[index] ?? '' })),
+  });
+  log.info({ address }, 'listening with TLS as well');
+  return listener;
 }
 
 /** Waits for the capture of the template, which may take minutes the first time on a host that emulates. */

@@ -73,6 +73,11 @@ describe('configuration', () => {
       home_path: '/etc/aenv/data',
       deps_path: '/etc/aenv/data/deps',
     });
+    const tls = 'tls.addr = "[::]:443"\ntls.certificates = ["tls/a.pem"]\ntls.private_keys = ["$AENV_HOME/b.pem"]';
+    expect(load(`home_path = "data"\n${tls}`)).toMatchObject({
+      'tls.certificates': ['/etc/aenv/tls/a.pem'],
+      'tls.private_keys': ['/etc/aenv/data/b.pem'],
+    });
     expect(load('deps_path = "$AENV_RUNTIME"\nruntime_path = "/run/x"').deps_path).toBe('/run/x');
     expect(load('deps_path = "$AENV_HOMELESS/x"').deps_path).toBe('/etc/aenv/$AENV_HOMELESS/x');
     expect(load(undefined, { AENV_HOME_PATH: 'data' }).home_path).toBe('/somewhere/data');
@@ -102,6 +107,13 @@ describe('configuration', () => {
     ],
     ['network.egress.always_denied_cidrs = ["10.0.0.0/8", "x"]', 'must be list of IP address or CIDR'],
     ['sandbox_proxy.domains = "a.test"', 'must be list of domain'],
+    ['tls.addr = "127.0.0.1:443"', 'configuration key tls.certificates must not be empty when tls.addr is set'],
+    ['tls.addr = "127.0.0.1:65536"\ntls.certificates = ["a"]\ntls.private_keys = ["b"]', 'tls.addr has a port above'],
+    ['tls.certificates = ["a"]\ntls.private_keys = ["b"]', 'configuration key tls.addr must be set when there are'],
+    ['tls.certificates = ["a"]', 'configuration key tls.private_keys must have as many files as tls.certificates'],
+    ['tls.certificates = "a.pem"', 'configuration key tls.certificates must be list of path'],
+    ['sandbox_proxy.max_connections = 501', 'configuration key sandbox_proxy.max_connections must be integer'],
+    ['sandbox_proxy.trusted_proxies = ["proxy.test"]', 'must be list of IP address or CIDR'],
     ['home_path = ""', 'configuration key home_path must be path'],
     ['home_path = 1979-05-27', 'configuration key home_path must be path'],
     ['a = [', '/etc/aenv/config.toml:1:'],

@@ -77,6 +77,7 @@ export function list<Item>(item: Kind<Item>): Kind<readonly Item[]> {
     `list of ${item.name}`,
     (value) => (Array.isArray(value) ? parseAll(value) : undefined),
     (value) => parseAll(value.split(',').map((part) => part.trim())),
+    item.isPath,
   );
 }
 

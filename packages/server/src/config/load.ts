@@ -26,8 +26,9 @@ export function loadConfig(sources: ConfigSources): Config {
   const base = sources.file === undefined ? sources.workingDirectory : dirname(resolve(sources.file.path));
   for (const name of NAMES) {
     const value = readValue(name, fromFile, sources.environment);
-    const isPath = SCHEMA[name].kind.isPath && typeof value === 'string';
-    values[name] = isPath ? resolve(base, expand(value, values, sources.installDirectory)) : value;
+    const place = (path: unknown): unknown =>
+      typeof path === 'string' ? resolve(base, expand(path, values, sources.installDirectory)) : path;
+    values[name] = SCHEMA[name].kind.isPath ? (Array.isArray(value) ? value.map(place) : place(value)) : value;
   }
   const config = values as Config;
   checkTogether(config);
@@ -104,8 +105,21 @@ function checkTogether(config: Config): void {
   if (config['orchestrator.default_auto_pause']) {
     throw problem('orchestrator.default_auto_pause', 'must be false: pausing is not built yet');
   }
-  const { port } = splitAddress(config.api_addr);
-  if (port > 65_535) throw problem('api_addr', 'has a port above 65535');
+  checkPort('api_addr', config.api_addr);
+  const certificates = config['tls.certificates'].length;
+  if (config['tls.private_keys'].length !== certificates) {
+    throw problem('tls.private_keys', 'must have as many files as tls.certificates');
+  }
+  if (config['tls.addr'] === undefined) {
+    if (certificates > 0) throw problem('tls.addr', 'must be set when there are tls.certificates');
+    return;
+  }
+  checkPort('tls.addr', config['tls.addr']);
+  if (certificates === 0) throw problem('tls.certificates', 'must not be empty when tls.addr is set');
+}
+
+function checkPort(name: ConfigName, address: string): void {
+  if (splitAddress(address).port > 65_535) throw problem(name, 'has a port above 65535');
 }
 
 /** Host (without brackets) and port of a listen address. */

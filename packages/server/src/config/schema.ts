@@ -54,6 +54,18 @@ export const CONFIG_SCHEMA = {
     'What `./aenv setup` prepared: kernel, guest agent, root file systems.',
     'AENV_DEPS_PATH',
   ),
+  'tls.addr': key(
+    listenAddress(),
+    undefined,
+    'Where the server listens with TLS as well, HTTP/2 and HTTP/1.1: the same as behind `api_addr`. E2B clients that are given a domain need it.',
+    'AENV_TLS_ADDR',
+  ),
+  'tls.certificates': key(
+    list(path()),
+    [],
+    'PEM files with certificates and their chains; the first one valid for the name a client asks for is used, else the first. Read anew when they change.',
+  ),
+  'tls.private_keys': key(list(path()), [], 'PEM files with their keys, in the same order.'),
   'log.format': key(
     oneOf('auto', 'compact', 'pretty', 'json'),
     'auto',

@@ -10,7 +10,7 @@ import type { Clock } from '@agentenv/core';
 import { limitUnreadBody, resetConnection } from '@agentenv/envd';
 import { type Asker, answerTo, type DataPlaneProblem, writeAnswer } from './answers.ts';
 import type { ConnectTarget, OpenGuestConnection } from './guest-connections.ts';
-import { removeHeader, trailerPairs } from './header-fields.ts';
+import { removeHeader, trailersOf } from './header-fields.ts';
 import { hasBody, type RequestHeadOptions, requestHead } from './request-head.ts';
 import { responseHead } from './response-head.ts';
 
@@ -139,8 +139,9 @@ export function createExchange({ clock, open, idleTimeoutMs }: ForwardingOptions
       return outgoing;
     }
     request.once('end', () => {
-      const trailers = trailerPairs(request.rawTrailers);
-      if (trailers.length > 0 && outgoing.chunkedEncoding) outgoing.addTrailers(trailers);
+      if (request.rawTrailers.length > 0 && outgoing.chunkedEncoding) {
+        outgoing.addTrailers(trailersOf(request.rawTrailers));
+      }
     });
     request.pipe(outgoing);
     return outgoing;
@@ -180,8 +181,7 @@ function relay(request: IncomingMessage, answer: IncomingMessage, response: Serv
   if (request.httpVersionMajor > 1) response.flushHeaders();
   else flushHead(response);
   answer.once('end', () => {
-    const trailers = trailerPairs(answer.rawTrailers);
-    if (trailers.length > 0 && hasContent && chunked) response.addTrailers(trailers);
+    if (answer.rawTrailers.length > 0 && hasContent && chunked) response.addTrailers(trailersOf(answer.rawTrailers));
   });
   answer.pipe(response);
   return true;
@@ -205,11 +205,7 @@ function passInterimAnswers(request: IncomingMessage, outgoing: ClientRequest, r
       if (expectsConsent(request)) response.writeContinue();
       return;
     }
-    const head: Record<string, string[]> = {};
-    for (const [name, value] of trailerPairs(rawHeaders)) {
-      head[name] = [...(head[name] ?? []), value];
-    }
-    response.writeInformation(statusCode, head);
+    response.writeInformation(statusCode, trailersOf(rawHeaders));
   });
 }
 

@@ -41,11 +41,11 @@ export function removeHeader(raw: string[], lowerCaseName: string): void {
 /** Fields that frame or route a message and have no business behind its body (RFC 9110 section 6.5.1). */
 const NO_TRAILERS: ReadonlySet<string> = new Set([...HOP_BY_HOP, 'content-length', 'host', 'trailer', 'authorization']);
 
-/** Trailers as pairs, those left out that would change the message. */
-export function trailerPairs(raw: readonly string[]): [string, string][] {
-  const pairs: [string, string][] = [];
+/** Fields behind a body, or of an interim answer, by name; those are left out that would change the message. */
+export function trailersOf(raw: readonly string[]): Record<string, string[]> {
+  const trailers: Record<string, string[]> = {};
   forEachHeader(raw, (name, value, lower) => {
-    if (!NO_TRAILERS.has(lower)) pairs.push([name, value]);
+    if (!NO_TRAILERS.has(lower)) trailers[name] = [...(trailers[name] ?? []), value];
   });
-  return pairs;
+  return trailers;
 }

@@ -79,7 +79,7 @@ describe('Stat', () => {
     expect(entry).not.toHaveProperty('type');
   });
 
-  test('metadata of uploads and of setfattr', async () => {
+  test('metadata of an upload, which stay with the file when it moves', async () => {
     const headers = { 'content-type': 'application/octet-stream', 'x-metadata-author': 'Jo' };
     await envd.request(`/files?path=${path('a')}`, { method: 'POST', headers, body: 'x' });
     expect((await entryOf('Stat', { path: path('a') })).metadata).toEqual({ author: 'Jo' });

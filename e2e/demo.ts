@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
-import { Sandbox } from 'e2b';
+import { step, useSandbox } from './lib/demo-program.ts';
 import { freePort } from './lib/server.ts';
 import { waitUntil } from './lib/wait.ts';
 
@@ -15,15 +15,6 @@ prints the time of every step, and removes everything again. Data lives in .aenv
 
 const REPOSITORY = resolve(import.meta.dirname, '..');
 const HOME = join(REPOSITORY, '.aenv/demo');
-
-/** Prints one line per step: its time in milliseconds, its name and what came out of it. */
-async function step<T>(name: string, run: () => Promise<T>, show: (value: T) => string = () => ''): Promise<T> {
-  const start = performance.now();
-  const value = await run();
-  const milliseconds = (performance.now() - start).toFixed(0).padStart(7);
-  console.log(`${milliseconds} ms  ${name.padEnd(34)} ${show(value)}`.trimEnd());
-  return value;
-}
 
 /** The server as a child of the demo, on its own port, key, home and runtime directory; an abort ends it again. */
 async function startServer(signal: AbortSignal) {
@@ -104,56 +95,6 @@ async function main(): Promise<void> {
   if (code !== 0) throw new Error(`the server ended with ${code}:\n${server.output().slice(-4000)}`);
   await rm(join(HOME, 'config.toml'), { force: true });
   console.log(`demo: ok in ${((performance.now() - start) / 1000).toFixed(1)} s`);
-}
-
-/** What a first program with the SDK does; the options are all that points it to this server. */
-async function useSandbox(server: { apiKey: string; apiUrl: string; sandboxUrl: string }): Promise<void> {
-  const sandbox = await step(
-    'create a sandbox from `base`',
-    () => Sandbox.create('base', { ...server, timeoutMs: 120_000, metadata: { purpose: 'demo' } }),
-    ({ sandboxId }) => sandboxId,
-  );
-  await step(
-    'run Python in it',
-    () => sandbox.commands.run(`python3 -c 'import platform, os; print(platform.release(), os.cpu_count(), "CPUs")'`),
-    ({ stdout }) => stdout.trim(),
-  );
-  let lines = 0;
-  await step(
-    'stream a long command',
-    () =>
-      sandbox.commands.run('for i in $(seq 1 20); do echo line $i; sleep 0.1; done', {
-        onStdout: (text) => {
-          lines += text.split('\n').length - 1;
-        },
-      }),
-    () => `${lines} lines as they came`,
-  );
-  const poem = 'The sandbox keeps what it is told.\n';
-  await step(
-    'write a file',
-    () => sandbox.files.write('poem.txt', poem),
-    ({ path }) => path,
-  );
-  const read = await step(
-    'read it back',
-    () => sandbox.files.read('poem.txt'),
-    (text) => JSON.stringify(text),
-  );
-  if (read !== poem) throw new Error(`the file came back changed: ${JSON.stringify(read)}`);
-  const listed = await step(
-    'list sandboxes',
-    () => Sandbox.list({ ...server, query: { metadata: { purpose: 'demo' } } }).nextItems(),
-    (items) => items.map((item) => `${item.sandboxId} ${item.state}`).join(', '),
-  );
-  if (!listed.some((item) => item.sandboxId === sandbox.sandboxId)) throw new Error('the sandbox is not in the list');
-  await step('set its timeout to 60 s', () => sandbox.setTimeout(60_000));
-  await step(
-    'kill it',
-    () => sandbox.kill(),
-    (killed) => (killed ? 'gone' : 'was not there'),
-  );
-  if (await sandbox.isRunning()) throw new Error('the sandbox still runs after kill');
 }
 
 main().catch((error: unknown) => {

@@ -22,15 +22,24 @@ function exitOf(child: ChildProcess): Promise<string> {
 }
 
 /**
+ * One heap for all threads of an engine, and what an engine needed only to start goes back to the host: together some
+ * hundred KiB of every clone.
+ */
+const LEAN_HEAP = {
+  MALLOC_ARENA_MAX: '1',
+  MALLOC_MMAP_THRESHOLD_: '32768',
+  MALLOC_TRIM_THRESHOLD_: '65536',
+  MALLOC_TOP_PAD_: '0',
+};
+
+/**
  * Starts a detached process, leader of its own session, with nothing of our environment. Disposing kills it and resolves
  * when it is gone; rejects with `deadline_exceeded` when it does not go.
  */
 export function startEngineProcess(program: string, args: readonly string[], clock: Clock): EngineProcess {
   // The engine ignores SIGPIPE: when this server dies its last words are lost and nothing else.
   const stdio: ['ignore', 'ignore', 'pipe'] = ['ignore', 'ignore', 'pipe'];
-  // One heap for all threads of an engine: each more costs every clone some hundred KiB.
-  const env = { MALLOC_ARENA_MAX: '1' };
-  const child = spawn(program, [...args], { detached: true, cwd: '/', env, stdio });
+  const child = spawn(program, [...args], { detached: true, cwd: '/', env: LEAN_HEAP, stdio });
   const tail = keepTail(child.stderr);
   const exited = exitOf(child);
   child.unref();

@@ -4,6 +4,8 @@ import { EventType } from '@agentenv/protocol/filesystem';
 
 /** What waits for one watcher at most, bytes with the cost of keeping it. */
 const MAX_WAITING_BYTES = 8 * 1024 * 1024;
+/** What waits for all watchers of a sandbox together, bytes. */
+const MAX_SHARED_BYTES = 32 * 1024 * 1024;
 const EVENT_BYTES = 128;
 
 /** Bits of inotify. */
@@ -32,8 +34,29 @@ export interface QueuedEvent {
   readonly type: EventType;
 }
 
-/** The events of one watcher on their way to its client. */
-export interface WatchQueue {
+/** Memory that the queues of one sandbox share. */
+export interface WatchMemory {
+  /** false: there is not so much left, and nothing was taken. */
+  take(bytes: number): boolean;
+  give(bytes: number): void;
+}
+
+export function createWatchMemory(limit = MAX_SHARED_BYTES): WatchMemory {
+  let taken = 0;
+  return {
+    take(bytes) {
+      if (taken + bytes > limit) return false;
+      taken += bytes;
+      return true;
+    },
+    give(bytes) {
+      taken -= bytes;
+    },
+  };
+}
+
+/** The events of one watcher on their way to its client. Disposing it drops what waits. */
+export interface WatchQueue extends Disposable {
   push(event: WatchEvent): void;
   /** The next event, undefined while there is none. Throws `capacity` behind the last one before some were lost. */
   take(): QueuedEvent | undefined;
@@ -42,7 +65,7 @@ export interface WatchQueue {
   interrupt(): void;
 }
 
-export function createWatchQueue(): WatchQueue {
+export function createWatchQueue(memory: WatchMemory): WatchQueue {
   let queue: QueuedEvent[] = [];
   /** Events of `queue` that were taken; cut off in large steps. */
   let taken = 0;
@@ -72,11 +95,12 @@ export function createWatchQueue(): WatchQueue {
       for (const [bits, type] of TYPES) {
         if ((mask & bits) === 0) continue;
         const event = { name: path === '' ? '.' : path, type };
-        waiting += cost(event);
-        if (waiting > MAX_WAITING_BYTES) {
+        const bytes = cost(event);
+        if (waiting + bytes > MAX_WAITING_BYTES || !memory.take(bytes)) {
           lose('the client does not keep up');
           return;
         }
+        waiting += bytes;
         queue.push(event);
       }
       interrupt();
@@ -89,6 +113,7 @@ export function createWatchQueue(): WatchQueue {
       }
       taken++;
       waiting -= cost(event);
+      memory.give(cost(event));
       if (taken === queue.length || taken >= 1024) {
         queue = queue.slice(taken);
         taken = 0;
@@ -101,5 +126,12 @@ export function createWatchQueue(): WatchQueue {
       await waiter.promise;
     },
     interrupt,
+    [Symbol.dispose]() {
+      lose('the watch has ended');
+      memory.give(waiting);
+      waiting = 0;
+      queue = [];
+      taken = 0;
+    },
   };
 }

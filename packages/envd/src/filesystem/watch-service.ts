@@ -12,7 +12,7 @@ import type { HandlerContext, ServiceImpl } from '@connectrpc/connect';
 import { CALL_VALUES } from '../rpc/call-values.ts';
 import { toEntryInfo } from './entry-info.ts';
 import { refuseNetworkMount } from './network-mounts.ts';
-import { createWatchQueue, type QueuedEvent, type WatchQueue } from './watch-queue.ts';
+import { createWatchMemory, createWatchQueue, type QueuedEvent, type WatchQueue } from './watch-queue.ts';
 
 /** Watchers of the polling kind in one sandbox; the guest has its own limit for all watches. */
 const MAX_WATCHERS = 64;
@@ -55,15 +55,17 @@ export interface WatchService extends AsyncDisposable {
 /** Disposing it ends the polling watchers; streams end with their connections. */
 export function createWatchService({ agent, clock, resolvePath, newWatcherId }: WatchServiceDeps): WatchService {
   const watchers = new Map<string, Watch>();
+  const memory = createWatchMemory();
 
   /** Resolves when the watch is armed: whatever happens from then on is in its queue. */
   async function openWatch(request: WatchRequest, context: HandlerContext): Promise<Watch> {
     const path = await resolvePath(request.path, context);
     if (!request.allowNetworkMounts) await refuseNetworkMount(agent, path, context.signal);
-    const queue = createWatchQueue();
+    const queue = createWatchQueue(memory);
     const armed = await agent
       .watch(path, { recursive: request.recursive }, queue.push, context.signal)
       .catch((caught: unknown) => {
+        queue[Symbol.dispose]();
         throw watchError(caught, path);
       });
     return {
@@ -74,7 +76,10 @@ export function createWatchService({ agent, clock, resolvePath, newWatcherId }: 
         // Whatever the reason, usually that it is gone again: the event stands without it.
         return entry === undefined ? { name, type } : { name, type, entry: toEntryInfo(entry) };
       },
-      [Symbol.asyncDispose]: () => armed[Symbol.asyncDispose](),
+      async [Symbol.asyncDispose]() {
+        queue[Symbol.dispose]();
+        await armed[Symbol.asyncDispose]();
+      },
     };
   }
 

@@ -174,6 +174,21 @@ describe('polling watchers', () => {
     }
   });
 
+  test('have entries when asked for', async () => {
+    const { json } = await call('CreateWatcher', { path: directory, includeEntry: true });
+    await writeFile(host('described'), 'four');
+    const events: Event[] = [];
+    await expect
+      .poll(async () => {
+        const { json: answer } = await call('GetWatcherEvents', { watcherId: json.watcherId });
+        events.push(...((answer.events ?? []) as Event[]));
+        return events.map(short);
+      })
+      .toContain('WRITE described');
+    expect(events.at(-1)?.entry).toMatchObject({ path: `${directory}/described`, size: '4' });
+    await call('RemoveWatcher', { watcherId: json.watcherId });
+  });
+
   test('are limited, and give back what they held', async () => {
     const ids: unknown[] = [];
     let refused: Record<string, unknown> | undefined;

@@ -87,7 +87,7 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
   const trusts = createPeerTrust(limits.trustedProxies);
   const halfClose = createHalfClose({ clock, silenceMs: HALF_CLOSE_SILENCE_MS });
   const open = createGuestConnections({ clock, log, maxConnections: limits.maxConnections });
-  const forwarding = { clock, open, idleTimeoutMs: limits.idleTimeoutMs };
+  const forwarding = { clock, log, open, idleTimeoutMs: limits.idleTimeoutMs };
   const exchange = createExchange(forwarding);
   const tunnel = createTunnel(forwarding);
 

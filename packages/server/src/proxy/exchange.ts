@@ -1,21 +1,17 @@
-import {
-  type ClientRequest,
-  request as httpRequest,
-  type IncomingMessage,
-  type OutgoingMessage,
-  type ServerResponse,
-} from 'node:http';
+import type { ClientRequest, IncomingMessage, OutgoingMessage, ServerResponse } from 'node:http';
 import type { Duplex } from 'node:stream';
-import type { Clock } from '@agentenv/core';
+import type { Clock, Log } from '@agentenv/core';
 import { limitUnreadBody, resetConnection } from '@agentenv/envd';
 import { type Asker, answerTo, type DataPlaneProblem, writeAnswer } from './answers.ts';
-import type { ConnectTarget, OpenGuestConnection } from './guest-connections.ts';
+import type { ConnectOutcome, ConnectTarget, OpenGuestConnection } from './guest-connections.ts';
+import { createGuestRequest } from './guest-request.ts';
 import { removeHeader, trailersOf } from './header-fields.ts';
 import { hasBody, type RequestHeadOptions, requestHead } from './request-head.ts';
 import { responseHead } from './response-head.ts';
 
 export interface ForwardingOptions {
   readonly clock: Clock;
+  readonly log: Log;
   readonly open: OpenGuestConnection;
   /** Silence in both directions after which an exchange or an upgraded connection is broken off, milliseconds. */
   readonly idleTimeoutMs: number;
@@ -30,12 +26,8 @@ export interface Forwarding {
   readonly head: RequestHeadOptions;
 }
 
-/** Longest head of an answer, bytes; longer ones are no proper answers. */
-export const MAX_ANSWER_HEAD_BYTES = 64 * 1024;
 /** Interim answers (1xx) passed on per request; nobody needs more, and each is kept in memory for a slow client. */
 const MAX_INTERIM_ANSWERS = 16;
-/** How long a service may take to close its side after its answer, milliseconds. */
-export const LINGER_MS = 1_000;
 /** Of AgentENV clients: silence before an answer begins, progress of the upload starts it anew (agentenv.md section 15.3). */
 const ANSWER_TIMEOUT_MS = 30_000;
 
@@ -48,28 +40,29 @@ export type Exchange = (request: IncomingMessage, response: ServerResponse, forw
  * and no faster than the slower side takes them. The end of either side ends the other: an answer the client does not
  * wait for is canceled, and one that breaks off inside breaks off outside.
  */
-export function createExchange({ clock, open, idleTimeoutMs }: ForwardingOptions): Exchange {
+export function createExchange({ clock, log, open, idleTimeoutMs }: ForwardingOptions): Exchange {
   async function forward(request: IncomingMessage, response: ServerResponse, forwarding: Forwarding): Promise<void> {
     const refuse = (problem: DataPlaneProblem): void => writeAnswer(response, answerTo(problem, forwarding.asker));
-    const gone = new AbortController();
-    response.once('close', () => gone.abort());
     const { port } = forwarding.head;
-    const outcome = await open(forwarding.target, port, gone.signal);
+    const outcome = await openFor(response, (signal) => open(forwarding.target, port, signal));
+    if (outcome === undefined) return;
     if (outcome.kind !== 'connected') {
       refuse(outcome);
       return;
     }
-    const { connection } = outcome;
-    if (response.destroyed) {
-      connection.destroy();
-      return;
-    }
+    const { stream: connection } = outcome;
+    let answer: IncomingMessage | undefined;
+    let timer: Disposable | undefined;
+    response.once('close', () => {
+      timer?.[Symbol.dispose]();
+      if (answer?.complete === true && response.writableFinished) outcome.leave();
+      else connection.destroy();
+    });
     const outgoing = send(request, response, forwarding, connection);
-    const timer = answerTimer(request, forwarding, () => {
+    timer = answerTimer(request, forwarding, () => {
       refuse({ kind: 'timed-out', port });
       connection.destroy();
     });
-    let answer: IncomingMessage | undefined;
     const fail = (): void => {
       timer?.[Symbol.dispose]();
       request.unpipe(outgoing);
@@ -93,19 +86,14 @@ export function createExchange({ clock, open, idleTimeoutMs }: ForwardingOptions
     // Nobody asked for another protocol.
     outgoing.once('upgrade', fail);
     passInterimAnswers(request, outgoing, response);
-    response.once('close', () => {
-      timer?.[Symbol.dispose]();
-      if (answer?.complete === true && response.writableFinished) closeSoon(clock, connection);
-      else connection.destroy();
-    });
   }
 
   return (request, response, forwarding) => {
     limitUnreadBody(request, response, clock);
     response.setTimeout(idleTimeoutMs, () => resetConnection(response));
-    forward(request, response, forwarding).catch(() => {
-      // The client left while its connection was made; a fault of ours ends the exchange as well.
-      if (!response.destroyed) resetConnection(response);
+    forward(request, response, forwarding).catch((error: unknown) => {
+      log.error({ err: error, port: forwarding.head.port }, 'a request could not be forwarded');
+      resetConnection(response);
     });
   };
 
@@ -122,17 +110,7 @@ export function createExchange({ clock, open, idleTimeoutMs }: ForwardingOptions
       response.writeContinue();
       removeHeader(headers, 'expect');
     }
-    const outgoing = httpRequest({
-      method: request.method ?? 'GET',
-      path: url,
-      headers,
-      // Everything is in the list already.
-      setDefaultHeaders: false,
-      createConnection: () => connection,
-      maxHeaderSize: MAX_ANSWER_HEAD_BYTES,
-    });
-    // The size of the head is the limit; by number Node would leave the last ones out without a word.
-    outgoing.maxHeadersCount = 0;
+    const outgoing = createGuestRequest(connection, { method: request.method, url, headers });
     flushHead(outgoing);
     if (!hasBody(request)) {
       outgoing.end();
@@ -161,6 +139,27 @@ export function createExchange({ clock, open, idleTimeoutMs }: ForwardingOptions
         timer[Symbol.dispose]();
       },
     };
+  }
+}
+
+/** Opens a connection; undefined, with nothing left behind, when its client left meanwhile. */
+export async function openFor(
+  client: { once(event: 'close', listener: () => void): unknown; off(event: 'close', listener: () => void): unknown },
+  open: (signal: AbortSignal) => Promise<ConnectOutcome>,
+): Promise<ConnectOutcome | undefined> {
+  const gone = new AbortController();
+  const leave = (): void => gone.abort();
+  client.once('close', leave);
+  try {
+    const outcome = await open(gone.signal);
+    if (!gone.signal.aborted) return outcome;
+    if (outcome.kind === 'connected') outcome.stream.destroy();
+    return undefined;
+  } catch (error) {
+    if (gone.signal.aborted) return undefined;
+    throw error;
+  } finally {
+    client.off('close', leave);
   }
 }
 
@@ -207,12 +206,4 @@ function passInterimAnswers(request: IncomingMessage, outgoing: ClientRequest, r
     }
     response.writeInformation(statusCode, trailersOf(rawHeaders));
   });
-}
-
-/** Ends our side, gives the service a moment for its own, and takes the connection away. */
-export function closeSoon(clock: Clock, connection: Duplex): void {
-  const timer = clock.timer(LINGER_MS, () => connection.destroy());
-  connection.once('close', () => timer[Symbol.dispose]());
-  connection.end();
-  connection.resume();
 }

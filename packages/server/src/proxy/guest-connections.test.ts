@@ -56,7 +56,7 @@ describe('a connection into a sandbox', () => {
     );
     await clock.advance(100);
     await clock.advance(200);
-    expect(await outcome).toEqual({ kind: 'connected', connection: made });
+    expect(await outcome).toMatchObject({ kind: 'connected', stream: made });
   });
 
   it('is not tried again once nobody waits for it', async () => {
@@ -132,6 +132,17 @@ describe('a connection into a sandbox', () => {
     made[0]?.destroy();
     await clock.advance(0);
     expect((await open(target, 80, never)).kind).toBe('connected');
+
+    const left = await open(next, 80, never);
+    if (left.kind !== 'connected') throw new Error(left.kind);
+    expect(await open(next, 80, never)).toEqual({ kind: 'too-many-connections' });
+    left.leave();
+    expect((await open(next, 80, never)).kind).toBe('connected');
+    // A service that does not end its side has a second.
+    expect(left.stream.destroyed).toBe(false);
+    await clock.advance(1_000);
+    expect(left.stream.destroyed).toBe(true);
+    expect(await open(next, 80, never)).toEqual({ kind: 'too-many-connections' });
 
     const failing = generation(() => Promise.reject(new PlatformError('sandbox_unavailable', 'gone')));
     for (let count = 0; count < 5; count++) expect((await open(failing, 80, never)).kind).toBe('not-found');

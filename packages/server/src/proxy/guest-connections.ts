@@ -18,8 +18,19 @@ export interface GuestConnectionsOptions {
   readonly maxConnections: number;
 }
 
+/** A connection to a port inside a sandbox, for one request. */
+export interface GuestConnection {
+  readonly kind: 'connected';
+  readonly stream: Duplex;
+  /**
+   * Ends our side, gives the service a moment to end its own, and takes the connection away. It does not count any more
+   * from here on.
+   */
+  leave(): void;
+}
+
 export type ConnectOutcome =
-  | { readonly kind: 'connected'; readonly connection: Duplex }
+  | GuestConnection
   | Extract<DataPlaneProblem, { kind: 'not-found' | 'port-closed' | 'too-many-connections' }>;
 
 /**
@@ -32,6 +43,8 @@ export type OpenGuestConnection = (target: ConnectTarget, port: number, signal: 
 const RETRY_PAUSES_MS = [100, 200, 300, 400];
 /** All attempts together, milliseconds (agentenv.md section 15.3). */
 const CONNECT_TIMEOUT_MS = 5_000;
+/** How long a service may take to end its side after its answer, milliseconds. */
+const LINGER_MS = 1_000;
 
 export function createGuestConnections({ clock, log, maxConnections }: GuestConnectionsOptions): OpenGuestConnection {
   const counts = new WeakMap<SocketGroup, number>();
@@ -67,9 +80,25 @@ export function createGuestConnections({ clock, log, maxConnections }: GuestConn
       if (signal.aborted) throw error;
       return problemOf(error, port, log);
     }
-    connection.once('close', () => change(sockets, -1));
-    return { kind: 'connected', connection };
+    return occupy(connection, () => change(sockets, -1));
   };
+
+  function occupy(stream: Duplex, release: () => void): GuestConnection {
+    stream.once('close', release);
+    return {
+      kind: 'connected',
+      stream,
+      leave() {
+        if (stream.destroyed) return;
+        stream.off('close', release);
+        release();
+        const timer = clock.timer(LINGER_MS, () => stream.destroy());
+        stream.once('close', () => timer[Symbol.dispose]());
+        stream.end();
+        stream.resume();
+      },
+    };
+  }
 }
 
 function isRefused(error: unknown): boolean {

@@ -21,7 +21,10 @@ beforeAll(async () => {
     response.writeHead(200, ['content-length', '2', ...answerHeaders]).end(Buffer.from('ok'));
   });
 });
-afterAll(() => ingress[Symbol.asyncDispose]());
+afterAll(async () => {
+  expect(ingress.faults()).toEqual([]);
+  await ingress[Symbol.asyncDispose]();
+});
 
 /** Sends bytes and returns everything that comes back; the server ends the connection. */
 async function raw(bytes: string): Promise<string> {

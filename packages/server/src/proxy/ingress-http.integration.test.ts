@@ -32,7 +32,10 @@ beforeEach(() => {
     response.end(`${request.method} ${body.length}`);
   };
 });
-afterAll(() => ingress[Symbol.asyncDispose]());
+afterAll(async () => {
+  expect(ingress.faults()).toEqual([]);
+  await ingress[Symbol.asyncDispose]();
+});
 
 const toService = (path: string, options: SendOptions & { readonly headers?: OutgoingHttpHeaders } = {}) =>
   send(ingress.port, path, { ...options, headers: { host: ingress.host(PORT), ...options.headers } });

@@ -1,5 +1,5 @@
 import { once } from 'node:events';
-import type { IncomingMessage, ServerResponse } from 'node:http';
+import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import { startNativeGuest } from '@agentenv/agent/testing';
 import { afterAll, beforeAll, beforeEach, describe, expect, it, vi } from 'vitest';
 import { readAnswer, responseOf, send, start } from '../testing/http-client.ts';
@@ -15,7 +15,10 @@ beforeAll(async () => {
 beforeEach(() => {
   ingress.run();
 });
-afterAll(() => ingress[Symbol.asyncDispose]());
+afterAll(async () => {
+  expect(ingress.faults()).toEqual([]);
+  await ingress[Symbol.asyncDispose]();
+});
 
 const to = (port: number, headers: Record<string, string> = {}) =>
   send(ingress.port, '/', { headers: { host: ingress.host(port), ...headers } });
@@ -168,7 +171,6 @@ describe('the end of a generation', () => {
   it('is also the end of every connection to it: the next generation is asked on new ones', async () => {
     await ingress.serve(8302, (_request, response) => response.end('first'));
     await using other = await startNativeGuest();
-    const { createServer } = await import('node:http');
     const second = createServer((_request, response) => response.end('second'));
     await other.agent.listenPort(8302, (connection) => second.emit('connection', connection));
 
@@ -191,6 +193,20 @@ describe('the end of a generation', () => {
     await ask('first');
     socket.destroy();
     await once(socket, 'close');
+  });
+
+  it('by the death of its guest breaks off what is under way', async () => {
+    await using dying = await startNativeGuest();
+    const service = createServer((_request, response) => response.write('x'));
+    await dying.agent.listenPort(8304, (connection) => service.emit('connection', connection));
+    ingress.run({}, dying.agent);
+    const outgoing = start(ingress.port, '/', { headers: { host: ingress.host(8304) } });
+    outgoing.end();
+    const answer = await responseOf(outgoing);
+    await once(answer, 'data');
+    const broken = expect(readAnswer(answer)).rejects.toMatchObject({ code: 'ECONNRESET' });
+    dying.kill();
+    await broken;
   });
 
   it('whose agent is gone already is told as a sandbox that is not found', async () => {

@@ -22,7 +22,10 @@ beforeAll(async () => {
 beforeEach(() => {
   ingress.run();
 });
-afterAll(() => ingress[Symbol.asyncDispose]());
+afterAll(async () => {
+  expect(ingress.faults()).toEqual([]);
+  await ingress[Symbol.asyncDispose]();
+});
 
 const open = (options: { readonly method?: string; readonly headers?: Record<string, string> } = {}) =>
   start(ingress.port, '/', { ...options, headers: { host: ingress.host(PORT), ...options.headers } });

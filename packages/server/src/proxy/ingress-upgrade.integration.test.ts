@@ -55,7 +55,10 @@ beforeAll(async () => {
 beforeEach(() => {
   ingress.run();
 });
-afterAll(() => ingress[Symbol.asyncDispose]());
+afterAll(async () => {
+  expect(ingress.faults()).toEqual([]);
+  await ingress[Symbol.asyncDispose]();
+});
 
 function webSocket(
   path: string,

@@ -1,14 +1,18 @@
-import { request as httpRequest, type IncomingMessage, STATUS_CODES } from 'node:http';
+import { type IncomingMessage, STATUS_CODES } from 'node:http';
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { resetSocket } from '@agentenv/envd';
 import { answerTo, type DataPlaneAnswer, type DataPlaneProblem, headersOf } from './answers.ts';
-import { closeSoon, type Forwarding, type ForwardingOptions, LINGER_MS, MAX_ANSWER_HEAD_BYTES } from './exchange.ts';
+import { type Forwarding, type ForwardingOptions, openFor } from './exchange.ts';
+import type { GuestConnection } from './guest-connections.ts';
+import { createGuestRequest } from './guest-request.ts';
 import { requestHead } from './request-head.ts';
 import { responseHead } from './response-head.ts';
 
 /** Longest wait for the answer to an upgrade, milliseconds (agentenv.md section 15.3). */
 const HANDSHAKE_TIMEOUT_MS = 30_000;
+/** How long a client may take to read the last answer of its connection, milliseconds. */
+const LINGER_MS = 1_000;
 
 /** What a client sent when it asked to upgrade its connection. */
 export interface UpgradeRequest {
@@ -24,7 +28,7 @@ export interface UpgradeRequest {
  */
 export type Tunnel = (asked: UpgradeRequest, forwarding: Forwarding, onAnswer: (status: number) => void) => void;
 
-export function createTunnel({ clock, open, idleTimeoutMs }: ForwardingOptions): Tunnel {
+export function createTunnel({ clock, log, open, idleTimeoutMs }: ForwardingOptions): Tunnel {
   async function dig(asked: UpgradeRequest, forwarding: Forwarding, onAnswer: (status: number) => void): Promise<void> {
     const { socket } = asked;
     const { port } = forwarding.head;
@@ -33,59 +37,51 @@ export function createTunnel({ clock, open, idleTimeoutMs }: ForwardingOptions):
       onAnswer(answer.status);
       writeRawAnswer(socket, answer);
     };
-    const gone = new AbortController();
-    socket.once('close', () => gone.abort());
-    const outcome = await open(forwarding.target, port, gone.signal);
-    if (outcome.kind !== 'connected') {
-      refuse(outcome);
-      return;
-    }
-    const { connection } = outcome;
-    if (socket.destroyed) {
-      connection.destroy();
-      return;
-    }
-    const abandon = (): void => {
-      connection.destroy();
-    };
+    const outcome = await openFor(socket, (signal) => open(forwarding.target, port, signal));
+    if (outcome === undefined) return;
+    if (outcome.kind !== 'connected') refuse(outcome);
+    else shakeHands(asked, forwarding, outcome, { refuse, onAnswer });
+  }
+
+  function shakeHands(
+    { request, socket, early }: UpgradeRequest,
+    { url, head }: Forwarding,
+    { stream, leave }: GuestConnection,
+    on: { readonly refuse: (problem: DataPlaneProblem) => void; readonly onAnswer: (status: number) => void },
+  ): void {
+    const { port } = head;
     let isAnswered = false;
-    /** Ends the wait for an answer; false when it was over already. */
-    const settle = (): boolean => {
-      timer[Symbol.dispose]();
-      const isFirst = !isAnswered;
+    const abandon = (): void => {
+      stream.destroy();
+    };
+    const settle = (): void => {
       isAnswered = true;
-      return isFirst;
+      timer[Symbol.dispose]();
     };
     const fail = (problem: DataPlaneProblem): void => {
-      if (settle()) refuse(problem);
+      if (!isAnswered) on.refuse(problem);
+      settle();
       abandon();
     };
     const timer = clock.timer(HANDSHAKE_TIMEOUT_MS, () => fail({ kind: 'timed-out', port }));
     socket.once('close', abandon);
-    const outgoing = httpRequest({
-      method: asked.request.method ?? 'GET',
-      path: forwarding.url,
-      headers: requestHead(asked.request, forwarding.head),
-      setDefaultHeaders: false,
-      createConnection: () => connection,
-      maxHeaderSize: MAX_ANSWER_HEAD_BYTES,
-    });
-    outgoing.maxHeadersCount = 0;
+    const outgoing = createGuestRequest(stream, { method: request.method, url, headers: requestHead(request, head) });
     outgoing.on('error', () => fail({ kind: 'no-answer', port }));
     outgoing.once('upgrade', (answer, _connection, first) => {
       settle();
-      onAnswer(101);
+      on.onAnswer(101);
       // From here on the client may end its side and still get what comes.
       socket.off('close', abandon);
-      writeAgreement(asked, answer);
-      if (first.length > 0) connection.unshift(first);
-      join(asked, connection);
+      writeAgreement(socket, answer, request.headers.upgrade ?? '');
+      if (first.length > 0) stream.unshift(first);
+      if (early.length > 0) socket.unshift(early);
+      join(socket, stream);
     });
     outgoing.once('response', (answer) => {
       settle();
-      onAnswer(answer.statusCode ?? 0);
+      on.onAnswer(answer.statusCode ?? 0);
       passRefusal(answer, socket);
-      answer.once('end', () => closeSoon(clock, connection));
+      answer.once('end', leave);
     });
     outgoing.end();
   }
@@ -95,26 +91,27 @@ export function createTunnel({ clock, open, idleTimeoutMs }: ForwardingOptions):
     // Node has let go of the connection; what ends it is told by its end.
     socket.on('error', () => socket.destroy());
     socket.setTimeout(idleTimeoutMs, () => resetSocket(socket));
-    // It fails when the client left meanwhile; a fault of ours ends the connection as well.
-    dig(asked, forwarding, onAnswer).catch(() => resetSocket(socket));
+    dig(asked, forwarding, onAnswer).catch((error: unknown) => {
+      log.error({ err: error, port: forwarding.head.port }, 'an upgrade could not be passed on');
+      resetSocket(socket);
+    });
   };
 }
 
-function writeAgreement({ request, socket }: UpgradeRequest, answer: IncomingMessage): void {
-  const upgrade = answer.headers.upgrade ?? request.headers.upgrade ?? '';
+function writeAgreement(socket: Socket, answer: IncomingMessage, asked: string): void {
+  const { upgrade = asked } = answer.headers;
   const head = [...responseHead(answer, false), 'Connection', 'Upgrade', 'Upgrade', upgrade];
   socket.write(rawHead(101, answer.statusMessage ?? '', head), 'latin1');
 }
 
 /** Bytes both ways: the end of one direction leaves the other open, the break of one side breaks the other. */
-function join({ socket, early }: UpgradeRequest, connection: Duplex): void {
+function join(socket: Socket, connection: Duplex): void {
   socket.once('close', () => {
     if (!isOver(socket)) connection.destroy();
   });
   connection.once('close', () => {
     if (!isOver(connection)) resetSocket(socket);
   });
-  if (early.length > 0) socket.unshift(early);
   socket.pipe(connection);
   connection.pipe(socket);
 }

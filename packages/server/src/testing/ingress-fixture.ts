@@ -4,8 +4,8 @@ import { type AddressInfo, connect, type Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { Agent } from '@agentenv/agent';
 import { type NativeGuest, startNativeGuest, testClock } from '@agentenv/agent/testing';
-import { type Clock, type SandboxId, type SandboxRecord, SILENT_LOG } from '@agentenv/core';
-import { createSeededRandom, sandboxRecord } from '@agentenv/core/testing';
+import type { Clock, SandboxId, SandboxRecord } from '@agentenv/core';
+import { createRecordingLog, createSeededRandom, sandboxRecord } from '@agentenv/core/testing';
 import { createHttpServer } from '../api/http-server.ts';
 import { createMetrics, type Metrics } from '../observability/metrics.ts';
 import { createRequestContexts } from '../observability/request-context.ts';
@@ -31,6 +31,8 @@ export interface IngressFixture extends AsyncDisposable {
   readonly guest: NativeGuest;
   readonly orchestrator: MemoryOrchestrator;
   readonly metrics: Metrics;
+  /** What the data plane logged as a fault; clients and services can cause none. */
+  faults(): readonly string[];
   /** What belongs to the present generation of the sandbox. */
   readonly sockets: OwnedSocketGroup;
   /** `{port}-{id}.{domain}` of the sandbox. */
@@ -54,6 +56,7 @@ export async function startIngress(options: IngressOptions = {}): Promise<Ingres
   const guest = stack.use(await startNativeGuest());
   const orchestrator = createMemoryOrchestrator({ rng: createSeededRandom(1), now: () => Date.now() });
   const metrics = createMetrics();
+  const log = createRecordingLog();
   const dataPlane = createDataPlane({
     orchestrator,
     metrics: metrics.http,
@@ -61,7 +64,7 @@ export async function startIngress(options: IngressOptions = {}): Promise<Ingres
     apiKey: PLATFORM_KEY,
     domains: [SANDBOX_DOMAIN],
     clock: options.clock ?? testClock,
-    log: SILENT_LOG,
+    log,
     limits: { maxConnections: 200, idleTimeoutMs: 0, trustedProxies: [], ...options.limits },
   });
   const server = createHttpServer(dataPlane, (_request, response) => response.end('control plane'));
@@ -105,6 +108,7 @@ export async function startIngress(options: IngressOptions = {}): Promise<Ingres
     guest,
     orchestrator,
     metrics,
+    faults: () => [...log.find('error'), ...log.find('warn')].map(({ message }) => message),
     get sockets() {
       return sockets;
     },

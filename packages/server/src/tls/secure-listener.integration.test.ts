@@ -4,6 +4,7 @@ import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import type { IncomingMessage, RequestListener } from 'node:http';
 import { type ClientHttp2Session, connect, type OutgoingHttpHeaders } from 'node:http2';
 import { Agent, request as httpsRequest } from 'node:https';
+import { connect as connectTcp } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { buffer, text } from 'node:stream/consumers';
@@ -56,6 +57,7 @@ beforeEach(() => {
   handle = async (request, response) => response.end(await buffer(request));
 });
 afterAll(async () => {
+  expect(ingress.faults()).toEqual([]);
   await listener[Symbol.asyncDispose]();
   await ingress[Symbol.asyncDispose]();
   await rm(scratch, { recursive: true, force: true });
@@ -108,6 +110,7 @@ describe('HTTP/2 to a port of a sandbox', () => {
       ...{ host: ingress.host(PORT), cookie: 'a=b; c=d', 'x-one': '1', te: 'trailers' },
       ...{ 'x-forwarded-proto': 'https', 'transfer-encoding': 'chunked' },
     });
+    expect(seen.headers['x-forwarded-for']).toBe('127.0.0.1');
     expect(seen.rawHeaders.filter((name) => name.startsWith(':'))).toEqual([]);
   });
 
@@ -392,7 +395,6 @@ describe('certificates', () => {
 
 describe('what is no TLS', () => {
   it('is closed and logged at debug', async () => {
-    const { connect: connectTcp } = await import('node:net');
     const socket = connectTcp(listener.port, '127.0.0.1');
     socket.on('error', () => {});
     socket.write('GET / HTTP/1.1\r\n\r\n');

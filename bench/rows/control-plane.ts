@@ -1,6 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { join } from 'node:path';
+import { runLoad } from '../lib/load-child.ts';
 import type { Bench } from '../lib/row.ts';
 import { benchServer } from '../lib/session.ts';
 
@@ -8,18 +9,7 @@ const CONNECTIONS = 8;
 
 /** Requests per second of one load process over eight connections. */
 async function load(urls: readonly string[], headers: Record<string, string>, seconds: number): Promise<number> {
-  const options = JSON.stringify({ urls, headers, connections: CONNECTIONS, seconds });
-  const child = spawn(process.execPath, [join(import.meta.dirname, '../lib/load-process.ts')], {
-    stdio: ['pipe', 'pipe', 'inherit'],
-  });
-  child.stdin.end(options);
-  let output = '';
-  child.stdout.setEncoding('utf8').on('data', (text: string) => {
-    output += text;
-  });
-  const [code] = await once(child, 'close');
-  if (code !== 0) throw new Error(`the load process ended with ${code}`);
-  return (JSON.parse(output) as { perSecond: number }).perSecond;
+  return (await runLoad({ urls, headers, connections: CONNECTIONS, seconds })).perSecond;
 }
 
 /** The floor: fastify answering a constant, in a process of its own. */

@@ -5,6 +5,7 @@ import { create, warmTrue } from './create.ts';
 import { list, terminal } from './guest-api.ts';
 import { busy, clock } from './load.ts';
 import { idle, memoryPerClone } from './memory.ts';
+import { proxy } from './proxy.ts';
 import { soak, streams } from './scale.ts';
 
 /** Every bench in the order of the table. */
@@ -14,6 +15,7 @@ export const BENCHES: readonly Bench[] = [
   channel,
   list,
   terminal,
+  proxy,
   memoryPerClone,
   idle,
   controlPlane,

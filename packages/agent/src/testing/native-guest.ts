@@ -42,6 +42,8 @@ export interface NativeGuest extends AsyncDisposable {
   /** The connected agent; a new one after `reconnect`. */
   readonly agent: Agent;
   readonly socketPath: string;
+  /** A process of this machine in the network namespace of the guest, for `nsenter`. */
+  readonly pid: number;
   /** Channel key of the present generation; changed by whoever activates with another one. */
   key: Uint8Array;
   /** Closes the connection and opens another one, as a restarted server would. */
@@ -169,6 +171,7 @@ export async function startNativeGuest(options: NativeGuestOptions = {}): Promis
       return agent;
     },
     socketPath,
+    pid: child.pid ?? -1,
     get key() {
       return key;
     },

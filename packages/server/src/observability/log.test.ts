@@ -62,10 +62,11 @@ describe('the log', () => {
     context = undefined;
     log.info({}, 'outside');
     flush();
-    const [inside, own, outside] = (await readFile(path, 'utf8'))
-      .trim()
-      .split('\n')
-      .map((line) => JSON.parse(line));
+    // The first line may still be on its way: it is written in the background.
+    const lines = async () => (await readFile(path, 'utf8')).split('\n').filter((line) => line !== '');
+    await expect.poll(async () => (await lines()).length).toBe(3);
+    const parsed = (await lines()).map((line) => JSON.parse(line) as Record<string, unknown>);
+    const [inside, own, outside] = ['inside', 'own', 'outside'].map((msg) => parsed.find((line) => line.msg === msg));
     expect(inside).toMatchObject({ msg: 'inside', requestId: 'r1', traceId: 't1', sandboxId: 'i1' });
     expect(own).toMatchObject({ requestId: 'own', part: 'x' });
     expect(outside).not.toHaveProperty('requestId');

@@ -4,12 +4,18 @@ import { createFakeClock, type FakeClock } from '@agentenv/core/testing';
 import { beforeEach, describe, expect, it } from 'vitest';
 import { createSandboxMetrics, DEFAULT_SANDBOX_METRICS_CONFIG, type SandboxMetrics } from './sandbox-metrics.ts';
 
+/** The first sample is taken at once, so that times are round. */
+const CONFIG = { ...DEFAULT_SANDBOX_METRICS_CONFIG, firstLookMs: 0 };
 const EVER = [0, Number.MAX_SAFE_INTEGER] as const;
 
 /** A guest that answers what it is told to. */
 function createGuest() {
   const guest = {
-    calls: 0,
+    /** Answers that became samples: the very first only begins the look at the CPUs. */
+    get calls() {
+      return Math.max(0, guest.answered - 1);
+    },
+    answered: 0,
     asked: 0,
     cpuUsedPct: 0,
     failure: undefined as Error | undefined,
@@ -22,12 +28,12 @@ function createGuest() {
       if (guest.held !== undefined) await Promise.race([guest.held.promise, aborted.promise]);
       aborted.promise.catch(() => undefined);
       if (guest.failure !== undefined) throw guest.failure;
-      guest.calls++;
+      guest.answered++;
       return {
         cpuCount: 2,
         cpuUsedPct: guest.cpuUsedPct,
         memTotal: 1_073_741_824,
-        memUsed: guest.calls,
+        memUsed: guest.answered,
         memCache: 4096,
         diskTotal: 17_592_186_044_416,
         diskUsed: 5,
@@ -47,7 +53,7 @@ beforeEach(() => {
   metrics = create();
 });
 
-function create(config = DEFAULT_SANDBOX_METRICS_CONFIG): SandboxMetrics {
+function create(config = CONFIG): SandboxMetrics {
   return createSandboxMetrics({ clock, log: SILENT_LOG, config, onSample: (result) => counted.push(result) });
 }
 
@@ -69,13 +75,30 @@ describe('sandbox metrics', () => {
         cpuCount: 2,
         cpuUsedPct: 0,
         memTotal: 1_073_741_824,
-        memUsed: 1,
+        memUsed: 2,
         memCache: 4096,
         diskTotal: 17_592_186_044_416,
         diskUsed: 5,
       },
     ]);
     expect(await metrics.range('unknown', ...EVER)).toEqual([]);
+  });
+
+  it('look at the CPUs for a while of their own before the first sample', async () => {
+    metrics = create(DEFAULT_SANDBOX_METRICS_CONFIG);
+    const guest = createGuest();
+    using _ = metrics.attach('i1', guest);
+    const samples = metrics.range('i1', ...EVER);
+    // What a guest says first is about the time its template was made in.
+    guest.cpuUsedPct = 90;
+    await clock.advance(249);
+    expect(guest.answered).toBe(1);
+    guest.cpuUsedPct = 2;
+    await clock.advance(1);
+    expect(await samples).toMatchObject([{ cpuUsedPct: 2 }]);
+    // From then on one question is one sample.
+    await clock.advance(5_000);
+    expect(guest.answered).toBe(3);
   });
 
   it('wake an idle sandbox twice a minute', async () => {
@@ -128,7 +151,7 @@ describe('sandbox metrics', () => {
     await clock.advance(10);
     guest.held.resolve();
     await Promise.all(readers);
-    expect(guest.asked).toBe(1);
+    expect(guest.calls).toBe(1);
   });
 
   it('keep a reader waiting two seconds at most', async () => {

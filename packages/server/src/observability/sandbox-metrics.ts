@@ -19,6 +19,11 @@ export interface SandboxMetricsConfig {
   readonly intervalMs: number;
   /** Between samples of one that does nothing: each wakes its machine up, which under emulation costs 6 ms of CPU. */
   readonly idleIntervalMs: number;
+  /**
+   * How long the first sample looks at the CPUs, milliseconds: a guest measures them since it was asked before, which a
+   * restored one was when its template was made.
+   */
+  readonly firstLookMs: number;
   /** Samples kept of each sandbox. */
   readonly samplesPerSandbox: number;
   /** Guests that are asked at the same time. */
@@ -28,6 +33,7 @@ export interface SandboxMetricsConfig {
 export const DEFAULT_SANDBOX_METRICS_CONFIG: SandboxMetricsConfig = {
   intervalMs: 5_000,
   idleIntervalMs: 30_000,
+  firstLookMs: 250,
   samplesPerSandbox: 120,
   concurrency: 4,
 };
@@ -111,7 +117,13 @@ export function createSandboxMetrics(deps: SandboxMetricsDependencies): SandboxM
     if (detached.signal.aborted) return;
     try {
       const bounds = { what: 'the guest', timeoutMs: GUEST_MS, graceMs: 0, signal: detached.signal };
-      const { agentRss: _, ...metrics } = await callWithin(clock, bounds, (signal) => agent.metrics(signal));
+      const { agentRss: _, ...metrics } = await callWithin(clock, bounds, async (signal) => {
+        if (series.length === 0) {
+          await agent.metrics(signal);
+          await passed(config.firstLookMs);
+        }
+        return await agent.metrics(signal);
+      });
       series.push({ ...metrics, at: Math.max(Math.trunc(clock.now()), (series.newest?.at ?? 0) + 1) });
       entry.sampledAt = clock.monotonic();
       deps.onSample('ok');
@@ -121,6 +133,13 @@ export function createSandboxMetrics(deps: SandboxMetricsDependencies): SandboxM
       deps.onSample('error');
       log.debug({ sandboxId: id, err: error }, 'metrics of a sandbox could not be read');
     }
+  }
+
+  async function passed(milliseconds: number): Promise<void> {
+    if (milliseconds === 0) return;
+    const { promise, resolve } = Promise.withResolvers<void>();
+    clock.timer(milliseconds, resolve);
+    await promise;
   }
 
   function intervalOf({ series, readUntil }: Watched): number {

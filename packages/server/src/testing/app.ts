@@ -90,7 +90,7 @@ export async function createTestApp(
   const contexts = createRequestContexts(createSeededRandom(2));
   const sandboxLogs = createSandboxLogs({ clock, limits: { ...DEFAULT_SANDBOX_LOG_LIMITS, retentionMs: 60_000 } });
   const sandboxMetrics = createSandboxMetrics({
-    ...{ clock, log, config: DEFAULT_SANDBOX_METRICS_CONFIG },
+    ...{ clock, log, config: { ...DEFAULT_SANDBOX_METRICS_CONFIG, firstLookMs: 0 } },
     onSample() {},
   });
   const node = createNodeReporter({

@@ -153,7 +153,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     limits: { ...DEFAULT_SANDBOX_LOG_LIMITS, retentionMs: options.logRetentionMs ?? 0 },
   });
   const sandboxMetrics = createSandboxMetrics({
-    ...{ clock, log, config: DEFAULT_SANDBOX_METRICS_CONFIG },
+    ...{ clock, log, config: { ...DEFAULT_SANDBOX_METRICS_CONFIG, firstLookMs: 0 } },
     onSample() {},
   });
   const orchestrator = await createOrchestrator({

@@ -1,5 +1,6 @@
-/** A file that belongs to a snapshot, relative to the directory of its manifest or content-addressed. */
+/** A file that belongs to a snapshot. */
 export interface SnapshotArtifact {
+  /** Relative to the directory of the manifest, or absolute where snapshots share the file. */
   readonly path: string;
   /** Bytes as stored. */
   readonly size: number;
@@ -22,6 +23,10 @@ export interface SnapshotManifest {
   readonly memory: SnapshotArtifact;
   readonly rootfs: SnapshotArtifact;
   readonly disk: SnapshotArtifact;
+  /** Memory that differs from `memory`: each layer replaces the pages it holds. None: the memory is whole. */
+  readonly memoryLayers?: readonly SnapshotArtifact[];
+  /** Changes of the writable disk upon `disk`, oldest first. None: the disk is whole. */
+  readonly diskLayers?: readonly SnapshotArtifact[];
   /** Secret with which the captured guest answers its first resync, hex. */
   readonly channelKey: string;
   readonly createdAt: string;

@@ -14,6 +14,7 @@ import { createClockKeeper } from './clock-keeper.ts';
 import { type EngineHost, engineLayout, makeLayout } from './engine-host.ts';
 import { createGate } from './gate.ts';
 import { holdEventLoop } from './hold-event-loop.ts';
+import { hostFault } from './host-fault.ts';
 import { removeLeftovers } from './leftovers.ts';
 import { bootMachine, type Machine, type MachineDeps, restoreMachine } from './machine.ts';
 import { watchMemory } from './memory-pressure.ts';
@@ -55,12 +56,6 @@ export interface QemuBackendOptions {
     readonly high: number;
   };
   readonly enginePath?: string;
-}
-
-function startError(caught: unknown): PlatformError {
-  const full = caught instanceof Error && 'code' in caught && (caught.code === 'ENOSPC' || caught.code === 'EDQUOT');
-  if (full) return new PlatformError('no_space', "the host's data disk is full", { cause: caught });
-  return PlatformError.fromUnknown(caught, 'the sandbox could not be started');
 }
 
 type WarmPool = Pool<WarmMachine>;
@@ -182,7 +177,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       undo.move();
       return sandbox;
     } catch (caught) {
-      throw startError(caught);
+      throw hostFault(caught, 'the sandbox could not be started');
     }
   }
 

@@ -1,18 +1,14 @@
-import { closeSync, ftruncateSync, openSync, readFileSync, readSync, writeSync } from 'node:fs';
-import { type Extent, findMapping, privateExtents } from './pagemap.ts';
+import { createHash } from 'node:crypto';
+import { closeSync, fstatSync, ftruncateSync, openSync } from 'node:fs';
+import { forEachChunk, withFile, writeFully } from './file-io.ts';
+import { changedExtents, type GuestMemory, guestMemoryStart } from './guest-memory.ts';
+import { type ApplyLayerJob, applyLayer, type SaveLayerJob, saveLayer } from './memory-layer-jobs.ts';
+import type { Extent } from './pagemap.ts';
 import { createSparseDigest, isZeroPage, PAGE } from './sparse-digest.ts';
 
-const CHUNK = 1 << 20;
-const PAGEMAP_ENTRY = 8;
-
 /** Copies what a stopped engine changed in its guest's memory into `target`. */
-export interface DumpMemoryJob {
+export interface DumpMemoryJob extends GuestMemory {
   readonly kind: 'dump-memory';
-  readonly pid: number;
-  /** The file mapped as guest memory, as `/proc/PID/maps` names it. */
-  readonly mapped: string;
-  /** Bytes of guest memory. */
-  readonly size: number;
   /** Created, or a copy of `mapped` that gets the changed pages written over it. */
   readonly target: string;
 }
@@ -25,27 +21,19 @@ export interface DigestJob {
   readonly extents: readonly Extent[];
 }
 
-export type MemoryJob = DumpMemoryJob | DigestJob;
+/** sha256 of everything in a file. */
+export interface HashFileJob {
+  readonly kind: 'hash-file';
+  readonly path: string;
+}
+
+export type MemoryJob = DumpMemoryJob | DigestJob | HashFileJob | SaveLayerJob | ApplyLayerJob;
 
 export interface MemoryJobResult {
-  /** Bytes copied, or bytes in pages that are not zero. */
+  /** Bytes copied, applied or hashed; of a digest those in pages that are not zero; of a saved layer the file's size. */
   readonly bytes: number;
-  /** Hex, of a digest job; empty otherwise. */
+  /** Hex, of a job that hashes; empty otherwise. */
   readonly sha256: string;
-}
-
-function readFully(fd: number, target: Buffer, length: number, position: number): void {
-  for (let done = 0; done < length; ) {
-    const count = readSync(fd, target, done, length - done, position + done);
-    if (count === 0) throw new Error(`unexpected end of file at ${position + done}`);
-    done += count;
-  }
-}
-
-function writeFully(fd: number, source: Buffer, start: number, end: number, position: number): void {
-  for (let done = start; done < end; ) {
-    done += writeSync(fd, source, done, end - done, position + done - start);
-  }
 }
 
 /** Writes the pages of a chunk, leaving holes where the target is known to be empty and the page is zero. */
@@ -62,40 +50,6 @@ function writePages(fd: number, chunk: Buffer, length: number, position: number,
   }
 }
 
-function forEachChunk(
-  fd: number,
-  extents: readonly Extent[],
-  base: number,
-  use: (chunk: Buffer, length: number, offset: number) => void,
-): void {
-  const buffer = Buffer.allocUnsafe(CHUNK);
-  for (const extent of extents) {
-    for (let done = 0; done < extent.length; ) {
-      const length = Math.min(CHUNK, extent.length - done);
-      readFully(fd, buffer, length, base + extent.offset + done);
-      use(buffer, length, extent.offset + done);
-      done += length;
-    }
-  }
-}
-
-function withFile<T>(path: string, flags: string, use: (fd: number) => T): T {
-  const fd = openSync(path, flags, 0o600);
-  try {
-    return use(fd);
-  } finally {
-    closeSync(fd);
-  }
-}
-
-function readPagemap(pid: number, start: number, size: number): Buffer {
-  const entries = Buffer.allocUnsafe((size / PAGE) * PAGEMAP_ENTRY);
-  withFile(`/proc/${pid}/pagemap`, 'r', (fd) => {
-    readFully(fd, entries, entries.length, (start / PAGE) * PAGEMAP_ENTRY);
-  });
-  return entries;
-}
-
 function openTarget(path: string, size: number): { readonly fd: number; readonly fresh: boolean } {
   try {
     const fd = openSync(path, 'wx', 0o600);
@@ -109,15 +63,14 @@ function openTarget(path: string, size: number): { readonly fd: number; readonly
   }
 }
 
-function dumpMemory(job: DumpMemoryJob): MemoryJobResult {
-  const mapping = findMapping(readFileSync(`/proc/${job.pid}/maps`, 'utf8'), job.mapped, job.size);
-  if (mapping === undefined) throw new Error(`process ${job.pid} does not map ${job.size} bytes of ${job.mapped}`);
-  const extents = privateExtents(readPagemap(job.pid, mapping.start, job.size));
+function dumpMemory(job: DumpMemoryJob): number {
+  const start = guestMemoryStart(job);
+  const extents = changedExtents(job, start);
   const target = openTarget(job.target, job.size);
   let bytes = 0;
   try {
     withFile(`/proc/${job.pid}/mem`, 'r', (memory) => {
-      forEachChunk(memory, extents, mapping.start, (chunk, length, offset) => {
+      forEachChunk(memory, extents, start, (chunk, length, offset) => {
         writePages(target.fd, chunk, length, offset, target.fresh);
         bytes += length;
       });
@@ -125,7 +78,7 @@ function dumpMemory(job: DumpMemoryJob): MemoryJobResult {
   } finally {
     closeSync(target.fd);
   }
-  return { bytes, sha256: '' };
+  return bytes;
 }
 
 function digest(job: DigestJob): MemoryJobResult {
@@ -136,7 +89,28 @@ function digest(job: DigestJob): MemoryJobResult {
   return { bytes: sparse.dataBytes, sha256: sparse.digest() };
 }
 
+function hashFile({ path }: HashFileJob): MemoryJobResult {
+  return withFile(path, 'r', (fd) => {
+    const hash = createHash('sha256');
+    const { size } = fstatSync(fd);
+    const whole = size === 0 ? [] : [{ offset: 0, length: size }];
+    forEachChunk(fd, whole, 0, (chunk, length) => hash.update(chunk.subarray(0, length)));
+    return { bytes: size, sha256: hash.digest('hex') };
+  });
+}
+
 /** Runs one job on the calling thread; it blocks until done, so only a worker thread calls it. */
 export function runMemoryJob(job: MemoryJob): MemoryJobResult {
-  return job.kind === 'dump-memory' ? dumpMemory(job) : digest(job);
+  switch (job.kind) {
+    case 'dump-memory':
+      return { bytes: dumpMemory(job), sha256: '' };
+    case 'save-layer':
+      return { bytes: saveLayer(job), sha256: '' };
+    case 'apply-layer':
+      return { bytes: applyLayer(job), sha256: '' };
+    case 'digest':
+      return digest(job);
+    case 'hash-file':
+      return hashFile(job);
+  }
 }

@@ -1,12 +1,21 @@
 import { Worker } from 'node:worker_threads';
 import { PlatformError } from '@agentenv/core';
+import { hostFault } from './host-fault.ts';
 import type { MemoryJob, MemoryJobResult } from './memory-jobs.ts';
 import type { WorkerAnswer, WorkerRequest } from './memory-worker.ts';
 
-/** One worker thread for everything that reads or hashes guest memory and disk layers; jobs run one after the other. */
+/** Threads for everything that reads, writes or hashes guest memory and disk layers. */
 export interface MemoryThread extends AsyncDisposable {
-  /** Rejects with `internal` when the job fails, `unavailable` when the thread is disposed. */
+  /** Rejects with `internal` when the job fails, `no_space` when the disk is full, `unavailable` after disposal. */
   run(job: MemoryJob): Promise<MemoryJobResult>;
+}
+
+/** Two: a long digest of one sandbox does not keep another one waiting for its few megabytes. */
+const THREADS = 2;
+
+/** A worker thread whose jobs run one after the other. */
+interface Lane extends MemoryThread {
+  readonly waiting: number;
 }
 
 interface Waiter {
@@ -14,8 +23,23 @@ interface Waiter {
   readonly reject: (error: PlatformError) => void;
 }
 
-/** Starts its thread with the first job and again after the thread died; an idle thread does not keep the process alive. */
+/** Jobs go where the fewest wait. */
 export function createMemoryThread(): MemoryThread {
+  const lanes = Array.from({ length: THREADS }, createLane);
+  return {
+    run(job) {
+      const [idlest] = lanes.toSorted((left, right) => left.waiting - right.waiting);
+      if (idlest === undefined) throw new Error('unreachable: there are threads');
+      return idlest.run(job);
+    },
+    async [Symbol.asyncDispose]() {
+      await Promise.all(lanes.map((lane) => lane[Symbol.asyncDispose]()));
+    },
+  };
+}
+
+/** Starts its thread with the first job and again after the thread died; an idle thread does not keep the process alive. */
+function createLane(): Lane {
   const waiters = new Map<number, Waiter>();
   let worker: Worker | undefined;
   let nextId = 1;
@@ -30,7 +54,7 @@ export function createMemoryThread(): MemoryThread {
     const waiter = waiters.get(answer.id);
     waiters.delete(answer.id);
     if ('result' in answer) waiter?.resolve(answer.result);
-    else waiter?.reject(new PlatformError('internal', `memory job failed: ${answer.message}`));
+    else waiter?.reject(failureOf(answer));
     if (waiters.size === 0) worker?.unref();
   }
 
@@ -46,6 +70,9 @@ export function createMemoryThread(): MemoryThread {
   }
 
   return {
+    get waiting() {
+      return waiters.size;
+    },
     run(job) {
       if (disposed) return Promise.reject(new PlatformError('unavailable', 'the memory thread is closed'));
       worker ??= start();
@@ -62,4 +89,10 @@ export function createMemoryThread(): MemoryThread {
       await worker?.terminate();
     },
   };
+}
+
+function failureOf({ message, code }: Extract<WorkerAnswer, { readonly message: string }>): PlatformError {
+  const cause = Object.assign(new Error(message), code === undefined ? {} : { code });
+  const fault = hostFault(cause, message);
+  return fault.code === 'no_space' ? fault : new PlatformError('internal', `memory job failed: ${message}`);
 }

@@ -8,13 +8,16 @@ export interface WorkerRequest {
 
 export type WorkerAnswer =
   | { readonly id: number; readonly result: MemoryJobResult }
-  | { readonly id: number; readonly message: string };
+  /** `code` is the system's name of the failure, where it has one. */
+  | { readonly id: number; readonly message: string; readonly code: string | undefined };
 
 function answer({ id, job }: WorkerRequest): WorkerAnswer {
   try {
     return { id, result: runMemoryJob(job) };
   } catch (caught) {
-    return { id, message: caught instanceof Error ? caught.message : String(caught) };
+    if (!(caught instanceof Error)) return { id, message: String(caught), code: undefined };
+    const code = 'code' in caught && typeof caught.code === 'string' ? caught.code : undefined;
+    return { id, message: caught.message, code };
   }
 }
 

@@ -3,15 +3,19 @@ import type { LaunchPlan } from './backend.ts';
 import type { GuestAddressing } from './network/slot.ts';
 
 /**
- * The first message of a generation, the same for every backend: identity files, name resolution, channel secret.
+ * The first message of a generation, the same for every backend: identity files, name resolution, channel secret. A
+ * generation that goes on as the sandbox it was gets the secret alone.
  * `/run/e2b/.E2B_*` are what the E2B tools look for (contract e2b.md section 6); the resolver is always the slot's
  * gateway (design section 7), which forwards to the host's.
  */
 export function activationFor(
-  plan: Pick<LaunchPlan, 'sandboxId' | 'instanceId' | 'templateId' | 'channelKey' | 'hostname'>,
+  plan: Pick<LaunchPlan, 'sandboxId' | 'instanceId' | 'templateId' | 'channelKey' | 'hostname' | 'identity'>,
   guest: GuestAddressing,
 ): Activation {
   const { hostname, sandboxId, templateId } = plan;
+  const fresh = { key: plan.channelKey, generation: plan.instanceId, resetStreams: true };
+  // An empty host name leaves the guest's alone. Addresses are the same in every slot, so its resolver stays right.
+  if (plan.identity === 'kept') return { ...fresh, hostname: '', files: [] };
   const files: GuestFile[] = [
     { path: '/run/e2b/.E2B_SANDBOX', mode: 0o644, content: 'true' },
     { path: '/run/e2b/.E2B_SANDBOX_ID', mode: 0o644, content: sandboxId },
@@ -31,11 +35,5 @@ export function activationFor(
     },
     { path: '/etc/resolv.conf', mode: 0o644, content: `nameserver ${guest.gatewayIpv4}\n` },
   ];
-  return {
-    key: plan.channelKey,
-    generation: plan.instanceId,
-    resetStreams: true,
-    hostname,
-    files,
-  };
+  return { ...fresh, hostname, files };
 }

@@ -41,6 +41,11 @@ export interface LaunchPlan {
   /** 16 bytes, secret of this generation's channel. */
   readonly channelKey: Uint8Array;
   readonly hostname: string;
+  /**
+   * `kept`: it goes on as the sandbox it was when it was captured, so that nothing of what its owner may have changed
+   * since (host name, hosts file, resolver) is written again. Absent: it becomes this sandbox.
+   */
+  readonly identity?: 'kept';
 }
 
 export type RuntimeEndReason =
@@ -69,7 +74,7 @@ export interface RunningSandbox extends AsyncDisposable {
   freeze(): Promise<void>;
   thaw(): Promise<void>;
   /**
-   * Captures memory, devices and disk into an empty directory and leaves the guest held (stopped, alive) on success and
+   * Captures memory, devices and disk into an empty directory, all of it on the platter, and leaves the guest held (stopped, alive) on success and
    * running on a recoverable error; afterwards exactly one of `release` or `stop`.
    */
   capture(directory: string, signal?: AbortSignal): Promise<CapturedSnapshot>;

@@ -135,7 +135,7 @@ export class FakeGuest {
     for (const { path, mode, content } of files) {
       this.files.write({ path, mode, uid: 0, gid: 0, content: Buffer.from(content), xattrs: new Map() });
     }
-    this.#hostname = hostname;
+    if (hostname !== '') this.#hostname = hostname;
     this.#generation = generation;
     if (resetStreams) {
       this.#dropConnections();

@@ -23,11 +23,11 @@ async function readText(agent: Agent, path: string): Promise<string> {
   return Buffer.concat(pieces).toString();
 }
 
-async function writeText(agent: Agent, path: string, text: string): Promise<void> {
+async function writeText(agent: Agent, path: string, text: string, uid = 1000): Promise<void> {
   async function* body() {
     yield Buffer.from(text);
   }
-  await agent.writeFile({ path, uid: 1000, gid: 1000, mode: 0o644, xattrs: new Map() }, body());
+  await agent.writeFile({ path, uid, gid: uid, mode: 0o644, xattrs: new Map() }, body());
 }
 
 async function spawn(agent: Agent, argv: readonly string[], stdin = false): Promise<GuestProcess> {
@@ -330,6 +330,42 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
         expect(await readText(copy.agent, '/home/user/state')).toBe('at capture');
         expect((await copy.agent.listProcesses()).map(({ pid }) => pid)).toContain(sleeper.pid);
         expect(await readText(copy.agent, '/run/e2b/.E2B_SANDBOX_ID')).toBe(plan.sandboxId);
+      });
+
+      test('restored as the sandbox it was, it keeps its processes and everything its owner changed', async () => {
+        const plan = planFor();
+        const source = await restore(plan);
+        await writeText(source.agent, '/etc/hosts', '127.0.0.1 changed-by-its-owner\n', 0);
+        const sleeper = await spawn(source.agent, ['sleep', '600']);
+        const directory = await harness.emptyDirectory();
+        const captured = await source.capture(directory);
+        await source.stop();
+        await captured.release();
+        const { instanceId, channelKey } = planFor();
+        const later = await restore(
+          { ...plan, instanceId, channelKey, identity: 'kept' },
+          { directory, manifest: captured.manifest },
+        );
+        expect(await readText(later.agent, '/etc/hosts')).toBe('127.0.0.1 changed-by-its-owner\n');
+        expect((await run(later.agent, ['hostname'])).stdout.trim()).toBe(plan.hostname);
+        expect((await later.agent.listProcesses()).map(({ pid }) => pid)).toContain(sleeper.pid);
+        expect(Math.abs(await later.agent.clockSkew())).toBeLessThan(1_000);
+      });
+
+      test('an abort on the way leaves the guest running', async () => {
+        const sandbox = await restore();
+        const controller = new AbortController();
+        const pending = sandbox.capture(await harness.emptyDirectory(), controller.signal);
+        setImmediate(() => controller.abort());
+        // A backend may be done before the abort; then the guest is held.
+        await pending.then(
+          async (captured) => {
+            await sandbox.release();
+            await captured.release();
+          },
+          (error: unknown) => expect(PlatformError.fromUnknown(error).code).toBe('canceled'),
+        );
+        expect((await run(sandbox.agent, ['echo', 'still here'])).stdout).toBe('still here\n');
       });
 
       test('stop after a capture ends it without going on', async () => {

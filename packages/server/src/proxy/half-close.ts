@@ -22,30 +22,53 @@ export interface HalfCloseOptions {
   readonly silenceMs: number;
 }
 
+/** A connection with answers that are heard out. */
+interface Watched {
+  answers: number;
+  /** Stops to watch for its end. */
+  readonly stop: () => void;
+}
+
 export function createHalfClose({ clock, silenceMs }: HalfCloseOptions): HalfClose {
-  const heardOut = new WeakMap<Socket, number>();
-  const count = (socket: Socket, by: 1 | -1): void => {
-    heardOut.set(socket, (heardOut.get(socket) ?? 0) + by);
-  };
-  return {
-    hearsOut: (socket) => (heardOut.get(socket) ?? 0) > 0,
-    hearOut(socket, response) {
-      count(socket, 1);
-      let timer: Disposable | undefined;
-      const watch = (): void => {
-        const before = socket.bytesWritten;
-        timer = clock.timer(silenceMs, () => {
-          if (socket.bytesWritten > before) watch();
-          else socket.destroy();
-        });
-      };
-      socket.once('end', watch);
-      response.once('close', () => {
-        count(socket, -1);
-        socket.off('end', watch);
+  const watched = new WeakMap<Socket, Watched>();
+  const released = new WeakSet<Socket>();
+
+  function watch(socket: Socket): Watched {
+    let timer: Disposable | undefined;
+    const onEnd = (): void => {
+      const before = socket.bytesWritten;
+      timer = clock.timer(silenceMs, () => {
+        if (socket.bytesWritten > before) onEnd();
+        else socket.destroy();
+      });
+    };
+    socket.once('end', onEnd);
+    const state: Watched = {
+      answers: 0,
+      stop() {
+        socket.off('end', onEnd);
         timer?.[Symbol.dispose]();
+      },
+    };
+    watched.set(socket, state);
+    return state;
+  }
+
+  return {
+    hearsOut: (socket) => watched.has(socket) || released.has(socket),
+    hearOut(socket, response) {
+      // Requests sent one behind the other are answered on one connection.
+      const state = watched.get(socket) ?? watch(socket);
+      state.answers++;
+      response.once('close', () => {
+        state.answers--;
+        if (state.answers > 0) return;
+        state.stop();
+        watched.delete(socket);
       });
     },
-    letGo: (socket) => count(socket, 1),
+    letGo(socket) {
+      released.add(socket);
+    },
   };
 }

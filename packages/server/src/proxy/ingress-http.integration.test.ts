@@ -1,6 +1,7 @@
 import type { IncomingMessage, OutgoingHttpHeaders, RequestListener } from 'node:http';
 import { buffer, text } from 'node:stream/consumers';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import { afterAll, beforeAll, beforeEach, describe, expect, it, onTestFinished } from 'vitest';
 import { readAnswer, responseOf, type SendOptions, send, start } from '../testing/http-client.ts';
 import { type IngressFixture, PLATFORM_KEY, SANDBOX_ID, startIngress } from '../testing/ingress-fixture.ts';
 
@@ -225,6 +226,26 @@ describe('a port of a sandbox', () => {
     );
     expect(answer.match(/for \/\d/g)).toEqual(['for /1', 'for /2', 'for /3']);
     expect(sockets.size).toBe(3);
+  });
+
+  it('serves dozens of requests sent at once on one connection, in order and without a warning of a leak', async () => {
+    const warnings: Error[] = [];
+    const onWarning = (warning: Error): void => {
+      warnings.push(warning);
+    };
+    process.on('warning', onWarning);
+    onTestFinished(() => {
+      process.off('warning', onWarning);
+    });
+    handle = (request, response) => response.end(`for ${request.url};`);
+    const heads = Array.from({ length: 40 }, (_, index) => {
+      const last = index === 39 ? 'connection: close\r\n' : '';
+      return `GET /${index} HTTP/1.1\r\nhost: ${ingress.host(PORT)}\r\n${last}\r\n`;
+    });
+    const answer = await raw(heads.join(''));
+    expect(answer.match(/for \/\d+;/g)).toEqual(heads.map((_, index) => `for /${index};`));
+    await nextTurn();
+    expect(warnings).toEqual([]);
   });
 });
 

@@ -1,6 +1,6 @@
 import { once } from 'node:events';
 import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
-import { type AddressInfo, createServer } from 'node:net';
+import { type AddressInfo, connect, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Sandbox as CurrentSandbox } from 'e2b';
@@ -177,6 +177,65 @@ describe('the life of a server', () => {
       expect(await again.end('SIGINT')).toBe(0);
     } finally {
       await rm(scratch, { recursive: true, force: true });
+    }
+  });
+
+  it('lets a request that is under way finish after SIGTERM and refuses new ones', { timeout: 90_000 }, async () => {
+    await using server = await startServerProcess({ environment: { AENV_API_KEY: KEY } });
+    const url = await server.ready();
+    const { port } = new URL(url);
+    const socket = connect(Number(port), '127.0.0.1');
+    try {
+      let received = '';
+      socket.setEncoding('utf8').on('data', (text: string) => {
+        received += text;
+      });
+      await once(socket, 'connect');
+      const head = ['POST /v2/sandboxes HTTP/1.1', 'host: x', `x-api-key: ${KEY}`, 'content-type: application/json'];
+      socket.write([...head, 'content-length: 21', '', '{"templateID":'].join('\r\n'));
+      // On the same loop, behind it: when this is answered the other one has arrived.
+      expect((await fetch(`${url}/health`)).status).toBe(204);
+      const ended = server.end('SIGTERM');
+      await expect.poll(() => server.output()).toContain('the server is ending');
+      for (const path of ['/health', '/v2/sandboxes']) {
+        const refused = await fetch(url + path, { headers: { 'x-api-key': KEY } });
+        expect(refused.status).toBe(503);
+        expect(refused.headers.get('retry-after')).toBe('5');
+        expect(await refused.json()).toEqual({ code: 503, message: 'the server is shutting down' });
+      }
+      expect((await fetch(`${url}/metrics`)).status).toBe(200);
+      socket.write('"base"}');
+      await expect.poll(() => received).toContain('HTTP/1.1 201 Created');
+      expect(await ended).toBe(0);
+      expect(server.output()).not.toContain('"level":"error"');
+    } finally {
+      socket.destroy();
+    }
+  });
+
+  it('does not wait longer than it may, nor at all in a hurry', { timeout: 90_000 }, async () => {
+    for (const [config, signals] of [
+      ['drain_timeout_secs = 0', 1],
+      ['drain_timeout_secs = 20', 2],
+    ] as const) {
+      await using server = await startServerProcess({
+        environment: { AENV_API_KEY: KEY },
+        config: `backend = "fake"\n${config}`,
+      });
+      const url = await server.ready();
+      const socket = connect(Number(new URL(url).port), '127.0.0.1');
+      socket.on('error', () => {});
+      await once(socket, 'connect');
+      const head = ['POST /v2/sandboxes HTTP/1.1', 'host: x', `x-api-key: ${KEY}`, 'content-type: application/json'];
+      socket.write([...head, 'content-length: 21', '', '{'].join('\r\n'));
+      expect((await fetch(`${url}/health`)).status).toBe(204);
+      const started = performance.now();
+      const ended = server.end('SIGTERM');
+      await expect.poll(() => server.output()).toContain('the server is ending');
+      if (signals === 2) server.process.kill('SIGTERM');
+      expect(await ended).toBe(0);
+      expect(performance.now() - started).toBeLessThan(15_000);
+      socket.destroy();
     }
   });
 

@@ -2,6 +2,7 @@ import type { RequestListener } from 'node:http';
 import { PlatformError } from '@agentenv/core';
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import type { Operation } from './document.ts';
+import { closeAfter } from './errors.ts';
 
 /** Seconds after which a client may find the next server. */
 const RETRY_AFTER_SECONDS = 5;
@@ -39,7 +40,7 @@ export function createDrain(): Drain {
           done();
           return;
         }
-        reply.header('connection', 'close');
+        closeAfter(reply);
         const when = { retryAfterSeconds: RETRY_AFTER_SECONDS };
         done(new PlatformError('unavailable', 'the server is shutting down', when));
       });

@@ -24,6 +24,11 @@ export function sendError(reply: FastifyReply, error: PlatformError): FastifyRep
   return reply.code(error.mapping.http).type('application/json; charset=utf-8').send(errorBody(error));
 }
 
+/** Lets the connection end with this answer; one of HTTP/2 belongs to other requests as well. */
+export function closeAfter(reply: FastifyReply): FastifyReply {
+  return reply.request.raw.httpVersionMajor === 1 ? reply.header('connection', 'close') : reply;
+}
+
 /** Status of a framework error → the code of ours with that meaning. 415 and 422 are 400 here (agentenv.md section 1). */
 const FRAMEWORK_STATUS: ReadonlyMap<number, ErrorCode> = new Map([
   [400, 'invalid_argument'],

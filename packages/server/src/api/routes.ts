@@ -4,7 +4,7 @@ import type { RequestContexts } from '../observability/request-context.ts';
 import type { Authenticate } from './authentication.ts';
 import { settleBody } from './body.ts';
 import type { Operation, Parameter, Schema } from './document.ts';
-import { sendError } from './errors.ts';
+import { closeAfter, sendError } from './errors.ts';
 import type { Handlers } from './operations.ts';
 import type { Validate, Validator } from './validation.ts';
 
@@ -60,10 +60,7 @@ export function registerRoutes(app: FastifyInstance, deps: RouteDependencies): v
 function limitBodyTime(request: FastifyRequest, reply: FastifyReply, clock: Clock): void {
   const deadline = clock.timer(BODY_DEADLINE_MS, () => {
     if (reply.sent) return;
-    sendError(
-      reply.header('connection', 'close'),
-      new PlatformError('request_timeout', 'the body did not arrive in time'),
-    );
+    sendError(closeAfter(reply), new PlatformError('request_timeout', 'the body did not arrive in time'));
   });
   const stop = (): void => deadline[Symbol.dispose]();
   request.raw.once('end', stop).once('close', stop);

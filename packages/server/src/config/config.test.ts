@@ -100,6 +100,11 @@ describe('configuration', () => {
     ['orchestrator.memory_commit_ratio = inf', 'must be number > 0, ≤ 1'],
     ['orchestrator.default_auto_pause = true', 'configuration key orchestrator.default_auto_pause must be false'],
     ['orchestrator.default_auto_pause = "no"', 'must be boolean'],
+    [
+      'observability.sandbox_metrics_interval_secs = 60',
+      'observability.sandbox_metrics_interval_secs must not be greater than observability.sandbox_metrics_idle_interval_secs',
+    ],
+    ['node_identity.cluster_id = "here"', 'node_identity.cluster_id must be UUID'],
     ['pool.low_watermark = 9', 'configuration key pool.low_watermark must not be greater than pool.high_watermark'],
     [
       'orchestrator.max_sandbox_timeout_secs = 10',

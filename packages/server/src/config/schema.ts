@@ -247,7 +247,7 @@ export const CONFIG_SCHEMA = {
   'sandbox_proxy.domains': key(
     list(domain()),
     [],
-    'Domains whose names `<port>-<sandboxID>.<domain>` lead to this server; clients get the first. A port may follow if clients need one.',
+    'Domains whose names `<port>-<sandboxID>.<domain>` lead to this server; clients get the first. A port may follow if clients need one. Without any, names of that form lead to sandboxes in every domain.',
     'AENV_SANDBOX_PROXY_DOMAINS',
   ),
   'sandbox_proxy.max_connections': key(

@@ -71,7 +71,22 @@ describe('routing', () => {
     }
     expect(route('/', { host: `3000-${ID}.b.test` }, ['a.test', 'b.test:8443'])).toMatchObject({ sandboxId: ID });
     expect(route('/', { host: '3000-a-b-c.sandboxes.test' })).toMatchObject({ sandboxId: 'a-b-c', port: 3000 });
-    expect(route('/', { host: `3000-${ID}.sandboxes.test` }, [])).toEqual({ kind: 'control-plane' });
+  });
+
+  it('takes the host form of any domain when none is configured, if it has an id of ours', () => {
+    for (const host of [`3000-${ID}.e2b.app`, `3000-${ID}.localhost:8000`, `3000-${ID.toUpperCase()}.a.b.test.`]) {
+      expect(route('/x', { host }, [])).toMatchObject({ source: 'proxy_host', sandboxId: ID, port: 3000, url: '/x' });
+    }
+    for (const host of [
+      '10-0-0-1.pods.test',
+      `3000-${ID}`,
+      `3000-${ID}.`,
+      `0-${ID}.test`,
+      `x-${ID}.test`,
+      '3000-iabc.test',
+    ]) {
+      expect(route('/', { host }, [])).toEqual({ kind: 'control-plane' });
+    }
   });
 
   it.each([

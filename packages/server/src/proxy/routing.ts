@@ -1,4 +1,5 @@
 import type { IncomingMessage } from 'node:http';
+import { isPlatformId } from '@agentenv/core';
 import { HEADERS } from '@agentenv/protocol';
 import type { RouteSource } from '../observability/metrics.ts';
 
@@ -34,8 +35,9 @@ const SANDBOX_ID = /^[A-Za-z0-9_-]{1,128}$/;
 export type RouteRequest = (request: IncomingMessage) => Routing;
 
 /**
- * Routing by host form `{port}-{sandboxID}.{domain}` of a configured domain, then by headers on every path or by the
- * `/proxy` prefix, then by the envd token. The port a domain may carry is for clients; whoever forwards to us may use another.
+ * Routing by host form `{port}-{sandboxID}.{domain}` of a configured domain (of any if none is configured), then by
+ * headers on every path or by the `/proxy` prefix, then by the envd token. The port a domain may carry is for clients;
+ * whoever forwards to us may use another.
  */
 export function createRouting(domains: readonly string[]): RouteRequest {
   const suffixes = domains.map((domain) => `.${hostName(domain)}`);
@@ -56,8 +58,8 @@ export function authorityOf(request: IncomingMessage): string {
 }
 
 function routeByHost(request: IncomingMessage, url: string, suffixes: readonly string[]): Routing | undefined {
-  if (suffixes.length === 0) return undefined;
   const host = hostName(authorityOf(request));
+  if (suffixes.length === 0) return routeByAnyHost(host, url);
   const suffix = suffixes.find((candidate) => host.endsWith(candidate));
   if (suffix === undefined) return undefined;
   const label = host.slice(0, -suffix.length);
@@ -74,6 +76,14 @@ function routeByHost(request: IncomingMessage, url: string, suffixes: readonly s
   });
   if (port === undefined) return bad('the port in front of the first dash is not a port number');
   if (!SANDBOX_ID.test(sandboxId)) return bad('the sandbox id behind the first dash is not valid');
+  return { kind: 'sandbox', family: 'e2b', source: 'proxy_host', sandboxId, port, url };
+}
+
+/** Without a domain a name has to speak for itself: other hosts have numbers and dashes in their names too. */
+function routeByAnyHost(host: string, url: string): Routing | undefined {
+  const [, digits = '', sandboxId = ''] = /^(\d+)-([^.]+)\.[^.]/.exec(host) ?? [];
+  const port = parsePort(digits);
+  if (port === undefined || !isPlatformId(sandboxId)) return undefined;
   return { kind: 'sandbox', family: 'e2b', source: 'proxy_host', sandboxId, port, url };
 }
 

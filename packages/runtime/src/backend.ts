@@ -74,8 +74,10 @@ export interface RunningSandbox extends AsyncDisposable {
   freeze(): Promise<void>;
   thaw(): Promise<void>;
   /**
-   * Captures memory, devices and disk into an empty directory, all of it on the platter, and leaves the guest held (stopped, alive) on success and
-   * running on a recoverable error; afterwards exactly one of `release` or `stop`.
+   * Captures memory, devices and disk into an empty directory, all of it on the platter, and leaves the guest held
+   * (stopped, alive) on success; afterwards exactly one of `release` or `stop`. On a recoverable error (`no_space`,
+   * `canceled`, `deadline_exceeded`, …) the guest runs on and the directory is empty again; `sandbox_unavailable` is
+   * terminal: it has ended.
    */
   capture(directory: string, signal?: AbortSignal): Promise<CapturedSnapshot>;
   release(): Promise<void>;

@@ -19,6 +19,8 @@ export interface EngineLayout {
   readonly sockets: string;
   /** One directory per engine: its writable disk. */
   readonly instances: string;
+  /** One directory per engine: the frozen layers below its writable disk. */
+  readonly layers: string;
   /** Captured templates by key. */
   readonly templates: string;
   /** Empty file systems by size. */
@@ -55,6 +57,7 @@ export function engineLayout(home: string, runtimeDir: string): EngineLayout {
     home,
     sockets,
     instances: join(home, 'instances'),
+    layers: join(home, 'layers'),
     templates: join(home, 'templates'),
     disks: join(home, 'disks'),
     namePrefix: `aenv-${tag}-`,
@@ -63,7 +66,7 @@ export function engineLayout(home: string, runtimeDir: string): EngineLayout {
 
 /** Creates the directories, each closed to everybody else. */
 export async function makeLayout(layout: EngineLayout): Promise<void> {
-  for (const directory of [layout.sockets, layout.instances, layout.templates, layout.disks]) {
+  for (const directory of [layout.sockets, layout.instances, layout.layers, layout.templates, layout.disks]) {
     await mkdir(directory, { recursive: true, mode: 0o700 });
   }
 }

@@ -1,9 +1,10 @@
 import { chown, mkdir, open, realpath, rm } from 'node:fs/promises';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
-import { type Clock, PlatformError, type Resources } from '@agentenv/core';
+import { type Clock, PlatformError, type Resources, type SnapshotArtifact } from '@agentenv/core';
 import type { RuntimeEnd } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
+import { createDiskChain, type DiskChain } from './disk-chain.ts';
 import { watchEnd } from './engine-end.ts';
 import { type EngineHost, SHORT_NAME_LENGTH } from './engine-host.ts';
 import { type EngineProcess, startEngineProcess } from './engine-process.ts';
@@ -20,6 +21,7 @@ import {
   UPPER_IMAGE,
 } from './qemu-args.ts';
 import { openQmp, type Qmp } from './qmp.ts';
+import { DISK_BASE, diskLayerName, linkOrCopy, linkOrKeep, MEMORY_BASE } from './snapshot-files.ts';
 
 const MIB = 1024 * 1024;
 /** Memory of an engine beside its guest's and its translated code: heaps, stacks, buffers of devices. */
@@ -38,8 +40,10 @@ export interface EngineFiles {
   /** Mapped privately, so never changed by the guest; undefined: an empty one, for a guest that boots. */
   readonly memory: string | undefined;
   readonly rootfs: string;
-  /** Read-only lower layer of the writable disk. */
+  /** Read-only raw image below the writable disk. */
   readonly disk: string;
+  /** Frozen changes upon it, oldest first. */
+  readonly diskLayers: readonly SnapshotArtifact[];
   /** Captured devices, of a restore. */
   readonly deviceState: string | undefined;
 }
@@ -69,7 +73,7 @@ export interface Engine extends AsyncDisposable {
   readonly directory: string;
   /** The file mapped as guest memory, as the kernel names it. */
   readonly mapped: string;
-  readonly files: EngineFiles;
+  readonly disk: DiskChain;
   /** Resolves once, when the engine or its guest can no longer run. */
   readonly ended: Promise<RuntimeEnd>;
 }
@@ -117,8 +121,11 @@ function launcherArguments(
     ['--dir', ENGINE_FD.instance, directories.instance],
     ['--file', ENGINE_FD.memory, directories.memory],
     ['--file', ENGINE_FD.rootfs, files.rootfs],
-    ['--file', ENGINE_FD.disk, files.disk],
+    ['--file', ENGINE_FD.disk, directories.disk],
   ];
+  for (const [index, layer] of directories.layers.entries()) {
+    inherited.push(['--file', ENGINE_FD.firstDiskLayer + index, layer.path]);
+  }
   if (files.deviceState !== undefined) inherited.push(['--file', ENGINE_FD.deviceState, files.deviceState]);
   if (start.kind === 'boot') {
     inherited.push(['--file', ENGINE_FD.kernel, host.artifacts.kernel.path]);
@@ -137,6 +144,10 @@ function launcherArguments(
 interface EngineDirectories {
   readonly sockets: string;
   readonly instance: string;
+  /** Of root's: names of what the engine was started on, which so outlives the snapshot it belongs to. */
+  readonly lower: string;
+  readonly layers: readonly SnapshotArtifact[];
+  readonly disk: string;
   /** The file to be mapped. */
   readonly memory: string;
 }
@@ -155,10 +166,21 @@ async function makeFiles(
     await mkdir(directory, { mode: 0o700 });
     await chown(directory, slot.uid, slot.uid);
   }
+  const lower = join(layout.layers, short);
+  undo.defer(() => rm(lower, { recursive: true, force: true }));
+  await mkdir(lower, { mode: 0o700 });
+  const layers: SnapshotArtifact[] = [];
+  for (const [index, layer] of files.diskLayers.entries()) {
+    const path = join(lower, diskLayerName(index));
+    await linkOrCopy(layer.path, path);
+    layers.push({ ...layer, path });
+  }
+  const disk = await linkOrKeep(files.disk, join(lower, DISK_BASE));
   await createOverlay(join(instance, UPPER_IMAGE), resources.diskSizeMB * MIB, slot.uid);
-  const memory = files.memory ?? join(instance, EMPTY_MEMORY);
-  if (files.memory === undefined) await createEmptyMemory(memory, resources.memoryMB * MIB, slot.uid);
-  return { sockets, instance, memory };
+  const empty = join(instance, EMPTY_MEMORY);
+  if (files.memory === undefined) await createEmptyMemory(empty, resources.memoryMB * MIB, slot.uid);
+  const memory = files.memory === undefined ? empty : await linkOrKeep(files.memory, join(lower, MEMORY_BASE));
+  return { sockets, instance, lower, layers, disk, memory };
 }
 
 async function makeCgroups(
@@ -202,7 +224,15 @@ export async function startEngine(host: EngineHost, request: EngineRequest, sign
   const cgroups = await makeCgroups(host, name, resources, undo);
   signal?.throwIfAborted();
 
-  const spec = { name, uuid, accelerator, resources, mac: slot.guest.mac, start };
+  const spec = {
+    name,
+    uuid,
+    accelerator,
+    resources,
+    mac: slot.guest.mac,
+    start,
+    diskLayers: directories.layers.length,
+  };
   const args = [...launcherArguments(host, request, directories, cgroups), '--', host.enginePath];
   const engine = undo.use(startEngineProcess(host.artifacts.launcher.path, [...args, ...engineArguments(spec)], clock));
   const { exited, tail } = engine;
@@ -222,7 +252,10 @@ export async function startEngine(host: EngineHost, request: EngineRequest, sign
     agentSocket: join(directories.sockets, AGENT_SOCKET),
     directory: directories.instance,
     mapped,
-    files: request.files,
+    disk: createDiskChain({
+      ...{ qmp, instance: directories.instance, layerDirectory: directories.lower, base: directories.disk },
+      ...{ layers: directories.layers, owner: slot.uid, bytes: resources.diskSizeMB * MIB },
+    }),
     ended,
     [Symbol.asyncDispose]: () => release.disposeAsync(),
   };

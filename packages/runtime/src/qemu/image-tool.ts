@@ -53,26 +53,37 @@ export interface FlattenRequest {
   /** The engine's uid and gid. Its image is read with no more rights than it has: a header may name any file. */
   readonly owner: number;
   readonly upper: string;
+  /** Frozen layers below it, oldest first. */
+  readonly layers: readonly string[];
   readonly lower: string;
   readonly target: string;
   /** Virtual size of the disk. */
   readonly bytes: number;
 }
 
-/** Writes what a stopped engine's disk shows, overlay upon lower layer, into a new sparse raw file. */
+const FIRST_LAYER_FD = 6;
+
+/** The disk as `qemu-img` names it: layers are given explicitly, whatever their headers say. */
+function diskSource(layers: number): object {
+  const file = (descriptor: number) => ({ driver: 'file', filename: `/proc/self/fd/${descriptor}` });
+  let below: object = { driver: 'raw', file: file(4) };
+  for (let index = 0; index < layers; index++) {
+    below = { driver: 'qcow2', file: file(FIRST_LAYER_FD + index), backing: below };
+  }
+  return { driver: 'qcow2', file: file(3), backing: below };
+}
+
+/** Writes what a stopped engine's disk shows, overlay upon layers upon lower image, into a new sparse raw file. */
 export async function flattenDisk(request: FlattenRequest, exec: Exec, signal?: AbortSignal): Promise<void> {
-  const { launcher, owner, upper, lower, target, bytes } = request;
+  const { launcher, owner, upper, layers, lower, target, bytes } = request;
   const file = await open(target, 'wx', 0o600);
   try {
     await file.truncate(bytes);
     await file.chown(owner, owner);
-    const source = `json:${JSON.stringify({
-      driver: 'qcow2',
-      file: { driver: 'file', filename: '/proc/self/fd/3' },
-      backing: { driver: 'raw', file: { driver: 'file', filename: '/proc/self/fd/4' } },
-    })}`;
+    const source = `json:${JSON.stringify(diskSource(layers.length))}`;
     const confined = [launcher, '--uid', `${owner}`, '--gid', `${owner}`] as const;
     const files = ['--file', `3=${upper}`, '--file', `4=${lower}`, '--file', `5=${target}`];
+    for (const [index, layer] of layers.entries()) files.push('--file', `${FIRST_LAYER_FD + index}=${layer}`);
     // The engine keeps its locks; it is stopped and has flushed, so reading beside it is consistent.
     const convert = ['qemu-img', 'convert', '--force-share', '-O', 'raw', '-S', '4k', '-n', '--target-is-zero'];
     await exec(

@@ -25,7 +25,7 @@ export async function removeLeftovers(host: EngineHost): Promise<number> {
   const engines = await findProcesses((argument) => argument.startsWith(`guest=${layout.namePrefix}`));
   await Promise.all(engines.map(killProcess));
   await Promise.all(engines.map((engine) => waitUntilGone(engine, clock, KILL_DEADLINE_MS)));
-  for (const directory of [layout.sockets, layout.instances]) {
+  for (const directory of [layout.sockets, layout.instances, layout.layers]) {
     for (const name of await entriesOf(directory)) await rm(join(directory, name), { recursive: true, force: true });
   }
   for (const name of await entriesOf(layout.templates)) {

@@ -8,6 +8,7 @@ import { type Engine, startEngine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
 import { kernelCommandLine } from './qemu-args.ts';
 import { restoreEngine } from './restore-engine.ts';
+import { type SnapshotFiles, snapshotFiles } from './snapshot-files.ts';
 
 /** A guest that was never activated answers to this key. */
 const UNBORN_KEY = new Uint8Array(16);
@@ -30,6 +31,8 @@ export interface Machine extends AsyncDisposable {
   readonly agent: Agent;
   readonly resources: Resources;
   readonly rootfs: RootFilesystem;
+  /** What it was restored from; undefined: it was booted. */
+  readonly origin: SnapshotFiles | undefined;
   /** The guest or its engine ended, or its channel was lost while the engine went on. */
   readonly ended: Promise<RuntimeEnd>;
 }
@@ -86,6 +89,7 @@ interface MachinePlan {
   readonly resources: Resources;
   readonly network: NetworkPolicy;
   readonly rootfs: RootFilesystem;
+  readonly origin: SnapshotFiles | undefined;
   readonly start: (slot: NetworkSlot) => Promise<Engine>;
   /** Lets the guest run, where it does not by itself. */
   readonly go: (engine: Engine, signal: AbortSignal) => Promise<unknown>;
@@ -113,6 +117,7 @@ async function assemble(deps: MachineDeps, plan: MachinePlan, signal: AbortSigna
     agent,
     resources: plan.resources,
     rootfs: plan.rootfs,
+    origin: plan.origin,
     ended: endOf(host, engine, agent),
     [Symbol.asyncDispose]: () => release.disposeAsync(),
   };
@@ -127,13 +132,14 @@ export async function bootMachine(
   const { host, exec } = deps;
   const { rootfs, resources, network } = request;
   const disk = await emptyDisk(host.layout.disks, resources.diskSizeMB, exec, signal);
-  const files = { memory: undefined, rootfs: rootfs.path, disk, deviceState: undefined };
+  const files = { memory: undefined, rootfs: rootfs.path, disk, diskLayers: [], deviceState: undefined };
   return assemble(
     deps,
     {
       resources,
       network,
       rootfs,
+      origin: undefined,
       start(slot) {
         const commandLine = kernelCommandLine(host.accelerator, slot.guest);
         return startEngine(host, { slot, resources, start: { kind: 'boot', commandLine }, files }, signal);
@@ -160,6 +166,7 @@ export async function restoreMachine(
       resources,
       network,
       rootfs: { path: rootfs.path, digest: rootfs.sha256 ?? '' },
+      origin: snapshotFiles(snapshot),
       start: (slot) => restoreEngine(host, snapshot, resources, slot, signal),
       go: (engine, running) => engine.qmp.execute('cont', {}, {}, running),
       channel: { key: Buffer.from(channelKey, 'hex'), deadlineMs: RESTORE_DEADLINE_MS },

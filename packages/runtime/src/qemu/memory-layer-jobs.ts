@@ -8,6 +8,8 @@ import { PAGE } from './sparse-digest.ts';
 export interface SaveLayerJob extends GuestMemory {
   readonly kind: 'save-layer';
   readonly target: string;
+  /** Bytes of changed memory beyond which no layer is written. */
+  readonly limit: number;
 }
 
 /** Writes the pages of a layer into the memory of an engine whose guest has not run yet. */
@@ -16,10 +18,11 @@ export interface ApplyLayerJob extends GuestMemory {
   readonly source: string;
 }
 
-/** Writes the layer; answers the size of the file. Blocks until done. */
+/** Writes the layer; answers the size of the file, 0 when more than `limit` bytes changed. Blocks until done. */
 export function saveLayer(job: SaveLayerJob): number {
   const start = guestMemoryStart(job);
   const extents = changedExtents(job, start);
+  if (extents.reduce((sum, { length }) => sum + length, 0) > job.limit) return 0;
   const head = encodeLayerIndex(job.size, extents);
   const target = openSync(job.target, 'wx', 0o600);
   try {

@@ -100,7 +100,14 @@ describe('memory layers of a live process', () => {
     await using source = await Mapper.start(base);
     await using copy = await Mapper.start(base);
     await source.change(changes);
-    const { bytes } = await memory.run({ kind: 'save-layer', pid: source.pid, mapped: base, size: SIZE, target });
+    const { bytes } = await memory.run({
+      kind: 'save-layer',
+      pid: source.pid,
+      mapped: base,
+      size: SIZE,
+      target,
+      limit: SIZE,
+    });
     const head = PAGE;
     expect(bytes).toBe(head + changes.length * PAGE);
     const hashed = await memory.run({ kind: 'hash-file', path: target });
@@ -112,6 +119,17 @@ describe('memory layers of a live process', () => {
     expect(await digestOf(base)).toBe(before);
   });
 
+  test('are not written when more changed than asked for', async () => {
+    const target = join(directory, 'layer');
+    await using source = await Mapper.start(base);
+    await source.change(everyThird);
+    const limit = everyThird.length * PAGE;
+    const job = { kind: 'save-layer', pid: source.pid, mapped: base, size: SIZE, target, limit: limit - 1 } as const;
+    expect((await memory.run(job)).bytes).toBe(0);
+    await expect(readFile(target)).rejects.toThrow('ENOENT');
+    expect((await memory.run({ ...job, limit })).bytes).toBe(PAGE + limit);
+  });
+
   test('are cumulative: a layer of a restored process holds what it was restored from and what it changed since', async () => {
     const first = join(directory, 'first');
     const second = join(directory, 'second');
@@ -119,12 +137,12 @@ describe('memory layers of a live process', () => {
     await using middle = await Mapper.start(base);
     await using last = await Mapper.start(base);
     await source.change([1, 2, 3]);
-    const facts = { mapped: base, size: SIZE };
+    const facts = { mapped: base, size: SIZE, limit: SIZE };
     await memory.run({ kind: 'save-layer', pid: source.pid, ...facts, target: first });
-    await memory.run({ kind: 'apply-layer', pid: middle.pid, ...facts, source: first });
+    await memory.run({ kind: 'apply-layer', pid: middle.pid, mapped: base, size: SIZE, source: first });
     await middle.change([3, 900]);
     await memory.run({ kind: 'save-layer', pid: middle.pid, ...facts, target: second });
-    await memory.run({ kind: 'apply-layer', pid: last.pid, ...facts, source: second });
+    await memory.run({ kind: 'apply-layer', pid: last.pid, mapped: base, size: SIZE, source: second });
     expect(await last.digest()).toBe(await middle.digest());
   });
 
@@ -133,11 +151,11 @@ describe('memory layers of a live process', () => {
     await using source = await Mapper.start(base);
     await using copy = await Mapper.start(base);
     await source.change(everyThird);
-    const facts = { mapped: base, size: SIZE };
+    const facts = { mapped: base, size: SIZE, limit: SIZE };
     const { bytes } = await memory.run({ kind: 'save-layer', pid: source.pid, ...facts, target });
     const untouched = await copy.digest();
     await truncate(target, bytes - 1);
-    const apply = () => memory.run({ kind: 'apply-layer', pid: copy.pid, ...facts, source: target });
+    const apply = () => memory.run({ kind: 'apply-layer', pid: copy.pid, mapped: base, size: SIZE, source: target });
     await expect(apply()).rejects.toThrow('instead of');
     const file = await open(target, 'r+');
     await file.write(Buffer.from('not a layer'), 0, 11, 0);
@@ -150,7 +168,7 @@ describe('memory layers of a live process', () => {
     const target = join(directory, 'layer');
     await writeFile(target, 'somebody else');
     await using source = await Mapper.start(base);
-    const facts = { kind: 'save-layer', pid: source.pid, mapped: base, size: SIZE, target } as const;
+    const facts = { kind: 'save-layer', pid: source.pid, mapped: base, size: SIZE, target, limit: SIZE } as const;
     await expect(memory.run(facts)).rejects.toThrow('EEXIST');
     await expect(memory.run({ ...facts, mapped: '/elsewhere' })).rejects.toThrow('does not map');
     expect(await readFile(target, 'utf8')).toBe('somebody else');

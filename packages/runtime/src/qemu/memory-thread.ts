@@ -16,6 +16,8 @@ const THREADS = 2;
 /** A worker thread whose jobs run one after the other. */
 interface Lane extends MemoryThread {
   readonly waiting: number;
+  /** Has the thread running before it is needed. */
+  prepare(): void;
 }
 
 interface Waiter {
@@ -23,11 +25,12 @@ interface Waiter {
   readonly reject: (error: PlatformError) => void;
 }
 
-/** Jobs go where the fewest wait. */
+/** Jobs go where the fewest wait; the first one starts all threads. */
 export function createMemoryThread(): MemoryThread {
   const lanes = Array.from({ length: THREADS }, createLane);
   return {
     run(job) {
+      for (const lane of lanes) lane.prepare();
       const [idlest] = lanes.toSorted((left, right) => left.waiting - right.waiting);
       if (idlest === undefined) throw new Error('unreachable: there are threads');
       return idlest.run(job);
@@ -72,6 +75,11 @@ function createLane(): Lane {
   return {
     get waiting() {
       return waiters.size;
+    },
+    prepare() {
+      if (disposed || worker !== undefined) return;
+      worker = start();
+      worker.unref();
     },
     run(job) {
       if (disposed) return Promise.reject(new PlatformError('unavailable', 'the memory thread is closed'));

@@ -26,7 +26,12 @@ export const ENGINE_FD = {
   disk: 9,
   kernel: 10,
   initramfs: 11,
+  /** The oldest layer of the disk; the others follow. */
+  firstDiskLayer: 12,
 } as const;
+
+/** Frozen layers an engine is started on at most: the launcher hands over 16 files in all. */
+export const MAX_DISK_LAYERS = 8;
 
 export const QMP_SOCKET = 'qmp.sock';
 export const AGENT_SOCKET = 'agent.sock';
@@ -44,7 +49,8 @@ const PLACEHOLDER_BYTES = 1 << 20;
 /** MiB of translated code an emulated guest may keep; the default grows to 1 GiB. */
 export const TRANSLATION_CACHE_MIB = 128;
 
-const fdPath = (descriptor: number, name?: string): string =>
+/** A file by a descriptor of the engine, or one in the directory behind it. */
+export const fdPath = (descriptor: number, name?: string): string =>
   name === undefined ? `/proc/self/fd/${descriptor}` : `/proc/self/fd/${descriptor}/${name}`;
 
 /** What the engine does at start: boot a kernel, or wait for a captured device state. */
@@ -58,6 +64,8 @@ export interface EngineSpec {
   readonly resources: Pick<Resources, 'vcpus' | 'memoryMB'>;
   readonly mac: string;
   readonly start: EngineStart;
+  /** Frozen layers between the disk and its overlay; none unless given. Devices do not depend on them. */
+  readonly diskLayers?: number;
 }
 
 /** Kernel arguments; `aenv.*` are read by the guest agent. */
@@ -95,8 +103,14 @@ function startArguments(start: EngineStart): string[] {
   return ['-kernel', fdPath(ENGINE_FD.kernel), '-initrd', fdPath(ENGINE_FD.initramfs), '-append', start.commandLine];
 }
 
-function diskArguments(): string[] {
+function diskArguments(layers: number): string[] {
   const reported = 'werror=report,rerror=report';
+  const frozen = Array.from({ length: layers }, (_, index) => [
+    '-blockdev',
+    `driver=file,node-name=layer${index}-file,filename=${fdPath(ENGINE_FD.firstDiskLayer + index)},read-only=on`,
+    '-blockdev',
+    `driver=qcow2,node-name=layer${index},file=layer${index}-file,backing=${index === 0 ? 'disk' : `layer${index - 1}`},read-only=on`,
+  ]).flat();
   return [
     '-blockdev',
     `driver=file,node-name=rootfs-file,filename=${fdPath(ENGINE_FD.rootfs)},read-only=on`,
@@ -108,11 +122,12 @@ function diskArguments(): string[] {
     `driver=file,node-name=disk-file,filename=${fdPath(ENGINE_FD.disk)},read-only=on`,
     '-blockdev',
     'driver=raw,node-name=disk,file=disk-file,read-only=on',
+    ...frozen,
     // A guest's flush need not reach the platter: what must survive the host is written and synced by a capture.
     '-blockdev',
     `driver=file,node-name=upper-file,filename=${fdPath(ENGINE_FD.instance, UPPER_IMAGE)},discard=unmap,cache.no-flush=on`,
     '-blockdev',
-    `driver=qcow2,node-name=${UPPER_NODE},file=upper-file,backing=disk,discard=unmap,cache.no-flush=on`,
+    `driver=qcow2,node-name=${UPPER_NODE},file=upper-file,backing=${layers === 0 ? 'disk' : `layer${layers - 1}`},discard=unmap,cache.no-flush=on`,
     '-device',
     `virtio-blk-device,id=vdb,drive=${UPPER_NODE},${reported}`,
   ];
@@ -164,7 +179,7 @@ export function engineArguments(spec: EngineSpec): readonly string[] {
     `socket,id=agent,path=${fdPath(ENGINE_FD.runtime, AGENT_SOCKET)},server=on,wait=off`,
     '-device',
     `virtserialport,chardev=agent,name=${AGENT_PORT}`,
-    ...diskArguments(),
+    ...diskArguments(spec.diskLayers ?? 0),
     ...placeholderArguments(),
     '-netdev',
     `tap,id=net,fd=${ENGINE_FD.tap}`,

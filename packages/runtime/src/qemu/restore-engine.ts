@@ -1,4 +1,3 @@
-import { join } from 'node:path';
 import { PlatformError, type Resources } from '@agentenv/core';
 import type { StoredSnapshot } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
@@ -6,7 +5,9 @@ import { type Engine, startEngine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
 import { ENGINE_FD } from './qemu-args.ts';
 import { nextQmpEvent } from './qmp.ts';
+import { type SnapshotFiles, snapshotFiles } from './snapshot-files.ts';
 
+const MIB = 1024 * 1024;
 const LOAD_DEADLINE_MS = 30_000;
 
 /** Reports completion; a failed load ends the engine, which is seen as its end. */
@@ -32,6 +33,14 @@ async function loadDevices(host: EngineHost, engine: Engine, signal: AbortSignal
   }
 }
 
+/** Brings the memory of a fresh engine from the base it maps to what was captured. */
+async function applyLayers(host: EngineHost, engine: Engine, files: SnapshotFiles, memoryMB: number): Promise<void> {
+  for (const { path: source } of files.memoryLayers) {
+    const { pid } = engine.identity;
+    await host.memory.run({ kind: 'apply-layer', pid, mapped: engine.mapped, size: memoryMB * MIB, source });
+  }
+}
+
 /** Starts an engine on a capture and loads its devices; the guest is stopped exactly where it was captured. */
 export async function restoreEngine(
   host: EngineHost,
@@ -40,7 +49,7 @@ export async function restoreEngine(
   slot: NetworkSlot,
   signal?: AbortSignal,
 ): Promise<Engine> {
-  const { manifest, directory } = snapshot;
+  const files = snapshotFiles(snapshot);
   await using undo = new AsyncDisposableStack();
   const engine = undo.use(
     await startEngine(
@@ -50,15 +59,18 @@ export async function restoreEngine(
         resources,
         start: { kind: 'incoming' },
         files: {
-          memory: join(directory, manifest.memory.path),
-          rootfs: manifest.rootfs.path,
-          disk: join(directory, manifest.disk.path),
-          deviceState: join(directory, manifest.vmState.path),
+          memory: files.memory.path,
+          rootfs: snapshot.manifest.rootfs.path,
+          disk: files.disk.path,
+          diskLayers: files.diskLayers,
+          deviceState: files.vmState.path,
         },
       },
       signal,
     ),
   );
+  await applyLayers(host, engine, files, resources.memoryMB);
+  signal?.throwIfAborted();
   await loadDevices(host, engine, signal);
   undo.move();
   return engine;

@@ -71,22 +71,25 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
     await agent.activate({ ...activationFor(plan, slot.guest), resetStreams: false });
   }
 
-  /** A guest that cannot go on after a failed capture is of no use to anybody. */
-  async function recover(): Promise<void> {
+  /** Lets the guest go on after a failed capture and answers its error; one that cannot go on is of no use to anybody. */
+  async function recover(failure: unknown): Promise<PlatformError> {
     try {
       await goOn();
       if (phase === 'held') phase = 'running';
+      return PlatformError.fromUnknown(failure, 'the capture failed');
     } catch (caught) {
       const { message } = PlatformError.fromUnknown(caught);
       await finish({ reason: 'channel-lost', detail: `the guest did not go on after a failed capture: ${message}` });
+      return new PlatformError('sandbox_unavailable', 'the sandbox ended while it was captured', { cause: failure });
     }
   }
 
   async function hold(directory: string, signal: AbortSignal | undefined): Promise<StoredSnapshot> {
     await agent.quiesce(QUIESCE_LEASE_MS, signal);
     await engine.qmp.execute('stop', {}, {}, signal);
-    const { resources, rootfs } = machine;
-    return captureEngine(host, { engine, resources, rootfs, channelKey: plan.channelKey }, directory, exec, signal);
+    const { resources, rootfs, origin } = machine;
+    const source = { engine, resources, rootfs, origin, channelKey: plan.channelKey };
+    return captureEngine(host, source, directory, exec, signal);
   }
 
   const sandbox: RunningSandbox = {
@@ -113,8 +116,7 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
       try {
         snapshot = await hold(directory, signal);
       } catch (caught) {
-        await recover();
-        throw PlatformError.fromUnknown(caught, 'the capture failed');
+        throw await recover(caught);
       }
       await deps.onCaptured(snapshot);
       return { manifest: snapshot.manifest, async release() {} };

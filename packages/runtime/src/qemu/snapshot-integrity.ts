@@ -1,58 +1,61 @@
-import { createHash } from 'node:crypto';
-import { readFile, stat } from 'node:fs/promises';
-import { join } from 'node:path';
-import { type Log, PlatformError, type SnapshotArtifact, type SnapshotManifest } from '@agentenv/core';
+import { stat } from 'node:fs/promises';
+import { type Log, PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import type { StoredSnapshot } from '../backend.ts';
 import { dataExtents } from './image-tool.ts';
 import type { MemoryThread } from './memory-thread.ts';
+import { snapshotFiles } from './snapshot-files.ts';
 
 /**
  * Trust in captured files. QEMU before 8.2 opens the memory it maps privately for writing, so an engine that was taken
  * over could change what every other sandbox of that template reads. Each file is hashed before its first use by this
- * server; after that its status (inode, size, times of change, which only root can set back) is compared at every use.
+ * server; after that its status (inode, size, time of change, which only root can set back) is compared at every use.
+ * Snapshots share files under several names, so a file is known by its inode.
  */
 export interface SnapshotIntegrity {
   /** Rejects with `create_failed` when a file is not what the manifest says; from then on the snapshot is refused. */
   verify(snapshot: StoredSnapshot): Promise<void>;
-  /** Takes the files of a capture this server just made as they are. */
+  /** Takes the files of a capture this server just made as they are; those it shares with others stay what they were. */
   trust(snapshot: StoredSnapshot): Promise<void>;
   /** Compares the status of every file in use; returns the directories that are refused from now on. */
   sweep(): Promise<readonly string[]>;
-  forget(directory: string): void;
 }
 
-interface Trusted {
-  readonly snapshot: StoredSnapshot;
-  /** Status of each file when it was hashed. */
-  readonly marks: ReadonlyMap<string, string>;
+interface Status {
+  /** Which file it is, whatever its names. */
+  readonly inode: string;
+  /** Differs once its contents were changed. */
+  readonly mark: string;
 }
 
-async function markOf(path: string): Promise<string> {
+interface TrustedFile {
+  readonly path: string;
+  readonly sha256: string | undefined;
+  readonly mark: string;
+}
+
+async function statusOf(path: string): Promise<Status | undefined> {
   try {
-    const { ino, size, mtimeNs, ctimeNs } = await stat(path, { bigint: true });
-    return [ino, size, mtimeNs, ctimeNs].join(':');
+    const { dev, ino, size, mtimeNs } = await stat(path, { bigint: true });
+    return { inode: `${dev}:${ino}`, mark: `${size}:${mtimeNs}` };
   } catch {
     // A file that is gone differs from every file that was there.
-    return 'missing';
+    return undefined;
   }
 }
 
-function artifactsOf({ manifest, directory }: StoredSnapshot): [path: string, artifact: SnapshotArtifact][] {
-  const { memory, disk, vmState } = manifest;
-  return [memory, disk, vmState].map((artifact) => [join(directory, artifact.path), artifact]);
+function artifactsOf(snapshot: StoredSnapshot): readonly SnapshotArtifact[] {
+  const { memory, memoryLayers, disk, diskLayers, vmState } = snapshotFiles(snapshot);
+  return [memory, ...memoryLayers, disk, ...diskLayers, vmState];
 }
 
-/** Digest of a captured file: of its contents when it is small and whole, of its data pages when it is sparse. */
+/** Digest of a captured file: of its data pages when it is sparse, of everything in it otherwise. */
 export async function digestArtifact(
   path: string,
   virtualSize: number | undefined,
   memory: MemoryThread,
   signal?: AbortSignal,
 ): Promise<{ readonly sha256: string; readonly bytes: number }> {
-  if (virtualSize === undefined) {
-    const content = await readFile(path, { signal });
-    return { sha256: createHash('sha256').update(content).digest('hex'), bytes: content.length };
-  }
+  if (virtualSize === undefined) return memory.run({ kind: 'hash-file', path });
   const extents = await dataExtents(path, signal);
   return memory.run({ kind: 'digest', path, size: virtualSize, extents });
 }
@@ -62,79 +65,98 @@ export function createSnapshotIntegrity(options: {
   readonly log: Log;
 }): SnapshotIntegrity {
   const { memory, log } = options;
-  const trusted = new Map<string, Trusted>();
-  const verifying = new Map<string, Promise<void>>();
+  /** By inode. */
+  const trusted = new Map<string, TrustedFile>();
+  const hashing = new Map<string, Promise<string | undefined>>();
+  const inUse = new Map<string, StoredSnapshot>();
   const refused = new Set<string>();
 
-  function refuse(directory: string, file: string): PlatformError {
+  function refuse(directory: string, { path }: SnapshotArtifact): PlatformError {
+    const file = path.startsWith(`${directory}/`) ? path.slice(directory.length + 1) : path;
     refused.add(directory);
-    trusted.delete(directory);
+    inUse.delete(directory);
     log.error({ directory, file }, 'a captured file is not what its manifest says; the snapshot is retired');
     return new PlatformError('create_failed', `the snapshot is damaged: ${file}`, { details: { directory } });
   }
 
-  async function marksOf(snapshot: StoredSnapshot): Promise<ReadonlyMap<string, string>> {
-    const marks = artifactsOf(snapshot).map(async ([path]) => [path, await markOf(path)] as const);
-    return new Map(await Promise.all(marks));
-  }
-
-  async function changedFile({ snapshot, marks }: Trusted): Promise<string | undefined> {
-    for (const [path, artifact] of artifactsOf(snapshot)) {
-      if ((await markOf(path)) !== marks.get(path)) return artifact.path;
-    }
-    return undefined;
-  }
-
-  async function hashAll(snapshot: StoredSnapshot): Promise<void> {
-    // The status is taken before the contents are read: a change in between shows at the next comparison.
-    const marks = await marksOf(snapshot);
-    for (const [path, artifact] of artifactsOf(snapshot)) {
-      const digest = await digestArtifact(path, artifact.virtualSize, memory).catch((caught: unknown) => {
+  /** Digest of the file now; callers at the same time share the reading. */
+  function hash(inode: string, { path, virtualSize }: SnapshotArtifact): Promise<string | undefined> {
+    const running = hashing.get(inode);
+    if (running !== undefined) return running;
+    const reading = digestArtifact(path, virtualSize, memory)
+      .then(({ sha256 }) => sha256)
+      .catch((caught: unknown) => {
         log.error({ err: caught, path }, 'a captured file could not be read');
         return undefined;
-      });
-      if (digest?.sha256 !== artifact.sha256) throw refuse(snapshot.directory, artifact.path);
-    }
-    trusted.set(snapshot.directory, { snapshot, marks });
+      })
+      .finally(() => hashing.delete(inode));
+    hashing.set(inode, reading);
+    return reading;
   }
 
-  function sameCapture(known: SnapshotManifest, asked: SnapshotManifest): boolean {
-    return known.memory.sha256 === asked.memory.sha256 && known.vmState.sha256 === asked.vmState.sha256;
+  /** What is known of a file, if it is the one the manifest means. */
+  function knownFile(status: Status, { sha256 }: SnapshotArtifact): TrustedFile | undefined {
+    const known = trusted.get(status.inode);
+    return known?.sha256 === sha256 ? known : undefined;
+  }
+
+  async function isIntact(artifact: SnapshotArtifact): Promise<boolean> {
+    // The status is taken before the contents are read: a change in between shows at the next comparison.
+    const status = await statusOf(artifact.path);
+    if (status === undefined) return false;
+    const known = knownFile(status, artifact);
+    if (known !== undefined) return known.mark === status.mark;
+    if ((await hash(status.inode, artifact)) !== artifact.sha256) return false;
+    trusted.set(status.inode, { path: artifact.path, sha256: artifact.sha256, mark: status.mark });
+    return true;
+  }
+
+  async function damagedFile(snapshot: StoredSnapshot): Promise<SnapshotArtifact | undefined> {
+    const artifacts = artifactsOf(snapshot);
+    const intact = await Promise.all(artifacts.map(isIntact));
+    return artifacts.find((_, index) => intact[index] === false);
+  }
+
+  /** Forgets files that are gone: their inodes will be others'. */
+  async function forgetRemoved(): Promise<void> {
+    for (const [inode, { path }] of trusted) {
+      if ((await statusOf(path))?.inode !== inode) trusted.delete(inode);
+    }
   }
 
   return {
     async verify(snapshot) {
-      const { directory, manifest } = snapshot;
-      const known = trusted.get(directory);
-      if (known !== undefined && sameCapture(known.snapshot.manifest, manifest)) {
-        const changed = await changedFile(known);
-        if (changed === undefined) return;
-        throw refuse(directory, changed);
-      }
+      const { directory } = snapshot;
       if (refused.has(directory)) {
         throw new PlatformError('create_failed', 'the snapshot is damaged and was retired', { details: { directory } });
       }
-      const running = verifying.get(directory) ?? hashAll(snapshot).finally(() => verifying.delete(directory));
-      verifying.set(directory, running);
-      await running;
+      const damaged = await damagedFile(snapshot);
+      if (damaged !== undefined) throw refuse(directory, damaged);
+      inUse.set(directory, snapshot);
     },
     async trust(snapshot) {
       refused.delete(snapshot.directory);
-      trusted.set(snapshot.directory, { snapshot, marks: await marksOf(snapshot) });
+      for (const artifact of artifactsOf(snapshot)) {
+        const status = await statusOf(artifact.path);
+        if (status === undefined || knownFile(status, artifact) !== undefined) continue;
+        trusted.set(status.inode, { path: artifact.path, sha256: artifact.sha256, mark: status.mark });
+      }
     },
     async sweep() {
       const lost: string[] = [];
-      for (const [directory, entry] of trusted) {
-        const changed = await changedFile(entry);
-        if (changed === undefined) continue;
-        refuse(directory, changed);
+      for (const [directory, snapshot] of inUse) {
+        if ((await statusOf(directory)) === undefined) {
+          // Its owner removed it: there is nothing left to be used.
+          inUse.delete(directory);
+          continue;
+        }
+        const damaged = await damagedFile(snapshot);
+        if (damaged === undefined) continue;
+        refuse(directory, damaged);
         lost.push(directory);
       }
+      await forgetRemoved();
       return lost;
-    },
-    forget(directory) {
-      trusted.delete(directory);
-      refused.delete(directory);
     },
   };
 }

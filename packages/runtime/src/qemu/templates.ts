@@ -72,7 +72,7 @@ export function createTemplates(deps: TemplatesDeps): Templates {
     await engine.qmp.execute('stop', {}, {}, stopping);
     const { manifest } = await captureEngine(
       host,
-      { engine, resources, rootfs, channelKey: activation.key },
+      { engine, resources, rootfs, origin: undefined, channelKey: activation.key },
       unfinished,
       exec,
       stopping,

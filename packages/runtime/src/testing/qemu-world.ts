@@ -101,6 +101,7 @@ export async function createQemuWorld(options: QemuWorldOptions = {}): Promise<Q
           ...engines.map(({ pid }) => `process ${pid}`),
           ...(await entries(layout.sockets)),
           ...(await entries(layout.instances)),
+          ...(await entries(layout.layers)),
           ...groups.flat().filter((path) => path.includes(layout.namePrefix)),
           ...(inUse === 0 ? [] : [`${inUse} slots in use`]),
         ];

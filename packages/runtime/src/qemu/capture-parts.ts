@@ -1,0 +1,136 @@
+import { constants } from 'node:fs';
+import { chmod, open, rm, writeFile } from 'node:fs/promises';
+import { basename, join } from 'node:path';
+import { PlatformError, type SnapshotArtifact } from '@agentenv/core';
+import type { Exec } from '../exec.ts';
+import type { CaptureSource } from './capture.ts';
+import type { Engine } from './engine.ts';
+import type { EngineHost } from './engine-host.ts';
+import { copySparse, flattenDisk } from './image-tool.ts';
+import { DEVICE_STATE, ENGINE_FD, fdPath, MAX_DISK_LAYERS } from './qemu-args.ts';
+import { DISK_BASE, diskLayerName, linkOrCopy, linkOrKeep, MEMORY_BASE, MEMORY_LAYER } from './snapshot-files.ts';
+
+const MIB = 1024 * 1024;
+/** Every engine's uid maps this file; QEMU before 8.2 opens it for writing even so. The directory keeps others out. */
+const MEMORY_MODE = 0o666;
+const DEVICE_STATE_DEADLINE_MS = 20_000;
+/** Ten kilobytes are usual. */
+const MAX_DEVICE_STATE = 16 * MIB;
+/** Where more of the memory changed, a base of its own is as small and faster to restore: it is mapped, not written. */
+const MAX_LAYER_SHARE = 0.5;
+
+/** A file of a capture, complete but perhaps not on the platter yet. */
+export interface CapturedFile {
+  /** Absolute. */
+  readonly path: string;
+  /** How the manifest names it. */
+  readonly name: string;
+  /** Size of what a sparse file stands for; undefined for files that are whole. */
+  readonly virtualSize?: number;
+  /** Of a file that is known already: it was captured, hashed and synced before. */
+  readonly known?: SnapshotArtifact;
+}
+
+/** Something below and what changed upon it, oldest first. */
+export interface CapturedLayers {
+  readonly base: CapturedFile;
+  readonly layers: readonly CapturedFile[];
+}
+
+export interface CaptureContext {
+  readonly host: EngineHost;
+  readonly source: CaptureSource;
+  readonly exec: Exec;
+  /** Path of a file of the capture; noted, so that a failure removes it. */
+  readonly target: (name: string) => string;
+}
+
+/** Reads a file the engine wrote; one that was taken over must not make us read another one. */
+async function readEngineFile(path: string, owner: number): Promise<Buffer> {
+  const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+  try {
+    const { uid, nlink, size, mode } = await file.stat();
+    const regular = (mode & constants.S_IFMT) === constants.S_IFREG;
+    if (!regular || uid !== owner || nlink !== 1 || size > MAX_DEVICE_STATE) {
+      throw new PlatformError('create_failed', 'the engine wrote no valid device state');
+    }
+    return await file.readFile();
+  } finally {
+    await file.close();
+  }
+}
+
+export async function saveDevices(
+  { source: { engine }, target }: CaptureContext,
+  signal: AbortSignal | undefined,
+): Promise<CapturedFile> {
+  const filename = fdPath(ENGINE_FD.instance, DEVICE_STATE);
+  // `live: false` leaves the disks with the engine, so that it can go on afterwards.
+  await engine.qmp.execute(
+    'xen-save-devices-state',
+    { filename, live: false },
+    { deadlineMs: DEVICE_STATE_DEADLINE_MS },
+    signal,
+  );
+  const written = join(engine.directory, DEVICE_STATE);
+  const path = target(DEVICE_STATE);
+  await writeFile(path, await readEngineFile(written, engine.uid), { mode: 0o644 });
+  await rm(written);
+  return { path, name: DEVICE_STATE };
+}
+
+/** A file the engine was started on, under a name of the capture's own where the file system allows it. */
+async function keepBase(path: string, target: string, known: SnapshotArtifact): Promise<CapturedFile> {
+  const kept = await linkOrKeep(path, target);
+  return { path: kept, name: kept === target ? basename(target) : kept, known };
+}
+
+function memoryOf({ identity: { pid }, mapped }: Engine, memoryMB: number) {
+  return { pid, mapped, size: memoryMB * MIB };
+}
+
+/** Writes what changed against the memory the engine maps, or all of it when that is most of it or there is nothing below. */
+export async function saveMemory(context: CaptureContext, signal: AbortSignal | undefined): Promise<CapturedLayers> {
+  const { host, source, exec, target } = context;
+  const { engine, origin } = source;
+  const memory = memoryOf(engine, source.resources.memoryMB);
+  if (origin !== undefined) {
+    const path = target(MEMORY_LAYER);
+    const limit = memory.size * MAX_LAYER_SHARE;
+    const { bytes } = await host.memory.run({ kind: 'save-layer', ...memory, target: path, limit });
+    if (bytes > 0) {
+      const base = await keepBase(engine.mapped, target(MEMORY_BASE), origin.memory);
+      return { base, layers: [{ path, name: MEMORY_LAYER }] };
+    }
+  }
+  const path = target(MEMORY_BASE);
+  if (origin !== undefined) await copySparse(engine.mapped, path, exec, signal);
+  await host.memory.run({ kind: 'dump-memory', ...memory, target: path });
+  await chmod(path, MEMORY_MODE);
+  return { base: { path, name: MEMORY_BASE, virtualSize: memory.size }, layers: [] };
+}
+
+/** Freezes the overlay in use and keeps all layers, or writes the whole disk anew when there are too many or nothing is below. */
+export async function saveDisk(context: CaptureContext, signal: AbortSignal | undefined): Promise<CapturedLayers> {
+  const { host, source, exec, target } = context;
+  const { engine, origin, resources } = source;
+  const { disk } = engine;
+  if (origin === undefined || disk.layers.length >= MAX_DISK_LAYERS) {
+    const path = target(DISK_BASE);
+    const bytes = resources.diskSizeMB * MIB;
+    const { base: lower, top: upper } = disk;
+    const layers = disk.layers.map((layer) => layer.path);
+    const launcher = host.artifacts.launcher.path;
+    await flattenDisk({ launcher, owner: engine.uid, upper, layers, lower, target: path, bytes }, exec, signal);
+    return { base: { path, name: DISK_BASE, virtualSize: bytes }, layers: [] };
+  }
+  await disk.freeze();
+  const layers: CapturedFile[] = [];
+  for (const [index, { path: frozen, known }] of disk.layers.entries()) {
+    const name = diskLayerName(index);
+    const path = target(name);
+    const how = await linkOrCopy(frozen, path);
+    layers.push({ path, name, ...(known === undefined || how === 'copied' ? {} : { known }) });
+  }
+  return { base: await keepBase(disk.base, target(DISK_BASE), origin.disk), layers };
+}

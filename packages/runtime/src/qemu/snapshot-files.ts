@@ -1,0 +1,72 @@
+import { constants } from 'node:fs';
+import { chmod, copyFile, link } from 'node:fs/promises';
+import { resolve } from 'node:path';
+import type { SnapshotArtifact } from '@agentenv/core';
+import type { StoredSnapshot } from '../backend.ts';
+
+export const MEMORY_BASE = 'memory.base';
+export const MEMORY_LAYER = 'memory.layer';
+export const DISK_BASE = 'disk.raw';
+
+/** Name of a frozen disk layer, the oldest being 0. */
+export function diskLayerName(index: number): string {
+  return `disk-${index}.qcow2`;
+}
+
+/** Other file system, too many names, or a file system without links. */
+function cannotLink(caught: unknown): boolean {
+  const code = caught instanceof Error && 'code' in caught ? caught.code : undefined;
+  return code === 'EXDEV' || code === 'EMLINK' || code === 'EPERM';
+}
+
+/** Gives a file that nobody changes any more a second name, or copies it where that cannot be; answers which. */
+export async function linkOrCopy(source: string, target: string): Promise<'linked' | 'copied'> {
+  try {
+    await link(source, target);
+    return 'linked';
+  } catch (caught) {
+    if (!cannotLink(caught)) throw caught;
+    await copyFile(source, target, constants.COPYFILE_EXCL | constants.COPYFILE_FICLONE);
+    // An engine opens its layers anew by their descriptors.
+    await chmod(target, 0o644);
+    return 'copied';
+  }
+}
+
+/** Gives a large shared file a second name and answers it, or the first one where that cannot be. */
+export async function linkOrKeep(source: string, target: string): Promise<string> {
+  try {
+    await link(source, target);
+    return target;
+  } catch (caught) {
+    if (cannotLink(caught)) return source;
+    throw caught;
+  }
+}
+
+/** An artifact with its path made absolute. */
+function located(directory: string, artifact: SnapshotArtifact): SnapshotArtifact {
+  return { ...artifact, path: resolve(directory, artifact.path) };
+}
+
+/** The files of a snapshot by what they are for, with absolute paths. */
+export interface SnapshotFiles {
+  /** Mapped privately by every guest made of the snapshot; never changed. */
+  readonly memory: SnapshotArtifact;
+  readonly memoryLayers: readonly SnapshotArtifact[];
+  /** Raw image below all layers of the writable disk. */
+  readonly disk: SnapshotArtifact;
+  readonly diskLayers: readonly SnapshotArtifact[];
+  readonly vmState: SnapshotArtifact;
+}
+
+export function snapshotFiles({ directory, manifest }: StoredSnapshot): SnapshotFiles {
+  const { memory, memoryLayers = [], disk, diskLayers = [], vmState } = manifest;
+  return {
+    memory: located(directory, memory),
+    memoryLayers: memoryLayers.map((layer) => located(directory, layer)),
+    disk: located(directory, disk),
+    diskLayers: diskLayers.map((layer) => located(directory, layer)),
+    vmState: located(directory, vmState),
+  };
+}

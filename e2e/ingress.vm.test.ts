@@ -36,8 +36,8 @@ beforeAll(async () => {
   await waitUntil(async () => (await get('/')).status === 200, { timeout: 60_000, what: 'the service to listen' });
 });
 afterAll(async () => {
-  await sandbox.kill();
-  await server[Symbol.asyncDispose]();
+  await sandbox?.kill();
+  await server?.[Symbol.asyncDispose]();
 });
 
 /** Headers of a client that knows the sandbox; its name would lead to the server if there were a DNS for it. */

@@ -1,4 +1,4 @@
-import { readFile } from 'node:fs/promises';
+import { readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Agent, GuestProcess } from '@agentenv/agent';
 import {
@@ -350,6 +350,28 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
         expect((await run(later.agent, ['hostname'])).stdout.trim()).toBe(plan.hostname);
         expect((await later.agent.listProcesses()).map(({ pid }) => pid)).toContain(sleeper.pid);
         expect(Math.abs(await later.agent.clockSkew())).toBeLessThan(1_000);
+      });
+
+      test('over five cycles it keeps its processes and files, though what it was restored from is gone', async () => {
+        const plan = planFor();
+        let sandbox = await restore(plan);
+        const sleeper = await spawn(sandbox.agent, ['sleep', '600']);
+        for (let cycle = 0; cycle < 5; cycle++) {
+          await writeText(sandbox.agent, `/home/user/cycle-${cycle}`, `written in cycle ${cycle}`);
+          const directory = await harness.emptyDirectory();
+          const captured = await sandbox.capture(directory);
+          await sandbox.stop();
+          await captured.release();
+          const { instanceId, channelKey } = planFor();
+          const next: LaunchPlan = { ...plan, instanceId, channelKey, identity: 'kept' };
+          sandbox = await restore(next, { directory, manifest: captured.manifest });
+          await rm(directory, { recursive: true });
+          expect((await sandbox.agent.listProcesses()).map(({ pid }) => pid)).toContain(sleeper.pid);
+        }
+        for (let cycle = 0; cycle < 5; cycle++) {
+          expect(await readText(sandbox.agent, `/home/user/cycle-${cycle}`)).toBe(`written in cycle ${cycle}`);
+        }
+        expect(Math.abs(await sandbox.agent.clockSkew())).toBeLessThan(1_000);
       });
 
       test('an abort on the way leaves the guest running', async () => {

@@ -1,0 +1,183 @@
+import { mkdir, readdir, rm, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import { DEFAULT_NETWORK_POLICY, type InstanceId, type SandboxId } from '@agentenv/core';
+import { createRecordingLog } from '@agentenv/core/testing';
+import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from 'vitest';
+import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import { runInGuest } from '../testing/guest-run.ts';
+import { createQemuWorld, type QemuWorld } from '../testing/qemu-world.ts';
+import { MAX_DISK_LAYERS } from './qemu-args.ts';
+
+const RESOURCES = { vcpus: 1, memoryMB: 512, diskSizeMB: 4_096 };
+const DEADLINE_MS = 30_000;
+const MIB = 1024 * 1024;
+
+/** Counts in memory and reads random numbers, and reports both once its file `go` appears. */
+const WITNESS = `
+import os, time
+counter = 0
+before = []
+open('/home/user/ready', 'w').close()
+while not os.path.exists('/home/user/go'):
+    counter += 1
+    before.append(os.urandom(8).hex())
+    del before[:-4]
+    time.sleep(0.01)
+with open('/home/user/report.new', 'w') as report:
+    print(counter, os.urandom(16).hex(), before[0], file=report)
+os.rename('/home/user/report.new', '/home/user/report')
+time.sleep(600)
+`;
+
+describe('captures of a running sandbox', () => {
+  const log = createRecordingLog();
+  const live: RunningSandbox[] = [];
+  let world: QemuWorld;
+  let backend: Backend;
+  let template: StoredSnapshot;
+  let counter = 0;
+
+  beforeAll(async () => {
+    world = await createQemuWorld({ log });
+    backend = world.open();
+    template = await backend.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
+  });
+  afterEach(async () => {
+    await Promise.all(live.splice(0).map((sandbox) => sandbox.stop()));
+    log.lines.length = 0;
+  });
+  afterAll(() => world?.[Symbol.asyncDispose]());
+
+  function planFor(): LaunchPlan {
+    const serial = String(counter++).padStart(12, '0');
+    const sandboxId = `icapture00${serial}` as SandboxId;
+    return {
+      ...{ sandboxId, templateId: 'base', resources: RESOURCES, network: DEFAULT_NETWORK_POLICY, hostname: sandboxId },
+      instanceId: `01900000-0000-7000-a000-${serial}` as InstanceId,
+      channelKey: crypto.getRandomValues(new Uint8Array(16)),
+    };
+  }
+
+  async function restore(snapshot = template): Promise<RunningSandbox> {
+    const sandbox = await backend.restore(snapshot, planFor());
+    live.push(sandbox);
+    return sandbox;
+  }
+
+  /** A capture of a sandbox that goes on. */
+  async function snapshot(sandbox: RunningSandbox): Promise<StoredSnapshot> {
+    const directory = await world.emptyDirectory();
+    const captured = await sandbox.capture(directory);
+    await sandbox.release();
+    await captured.release();
+    return { directory, manifest: captured.manifest };
+  }
+
+  const shell = async (sandbox: RunningSandbox, script: string) => {
+    const { code, stdout, stderr } = await runInGuest(sandbox.agent, ['sh', '-c', script]);
+    expect([code, stderr]).toEqual([0, '']);
+    return stdout.trim();
+  };
+
+  test('copies go on with the memory of their source, share its base, and never its random numbers', async () => {
+    const source = await restore();
+    await source.agent.spawn({
+      ...{ user: 'user', argv: ['python3', '-c', WITNESS], env: {}, cwd: '', defaultCwd: '', stdin: false, tag: '' },
+      ...{ config: new Uint8Array(0), killAfterMs: 0 },
+    });
+    await vi.waitFor(() => shell(source, 'test -e /home/user/ready'), DEADLINE_MS);
+    const captured = await snapshot(source);
+    const { memory, memoryLayers = [], diskLayers = [] } = captured.manifest;
+    expect(memory.sha256).toBe(template.manifest.memory.sha256);
+    expect([memoryLayers.length, diskLayers.length]).toEqual([1, 1]);
+    expect(memoryLayers[0]?.size).toBeLessThan(64 * MIB);
+    const inode = async ({ directory, manifest }: StoredSnapshot) =>
+      (await stat(join(directory, manifest.memory.path))).ino;
+    expect(await inode(captured)).toBe(await inode(template));
+
+    const copies = await Promise.all([restore(captured), restore(captured)]);
+    const reports = await Promise.all(
+      [source, ...copies].map(async (sandbox) => {
+        await shell(sandbox, 'touch /home/user/go');
+        await vi.waitFor(() => shell(sandbox, 'test -e /home/user/report'), DEADLINE_MS);
+        return (await shell(sandbox, 'cat /home/user/report')).split(' ');
+      }),
+    );
+    for (const report of reports) expect(Number(report[0])).toBeGreaterThan(0);
+    expect(new Set(reports.map((report) => report[1])).size).toBe(3);
+    for (const { agent } of copies) expect(Math.abs(await agent.clockSkew())).toBeLessThan(1_000);
+  });
+
+  test('output of the source has no gap over more captures than layers; the last one has the files of all', async () => {
+    const source = await restore();
+    const numbers = 200_000;
+    const child = await source.agent.spawn({
+      ...{ user: 'user', argv: ['seq', String(numbers)], env: {}, cwd: '', defaultCwd: '', stdin: false, tag: '' },
+      ...{ config: new Uint8Array(0), killAfterMs: 0 },
+    });
+    const pieces: Uint8Array[] = [];
+    child.onOutput(({ data }) => {
+      pieces.push(Uint8Array.from(data));
+    });
+    const captures = MAX_DISK_LAYERS + 2;
+    let last = template;
+    for (let index = 0; index < captures; index++) {
+      await shell(source, `echo ${index} > /home/user/file-${index}; sync`);
+      const former = last;
+      last = await snapshot(source);
+      // No capture needs the files of an earlier one.
+      if (former !== template) await rm(former.directory, { recursive: true });
+      const layers = last.manifest.diskLayers?.length ?? 0;
+      // Beyond the limit the disk is written anew, as a base of its own.
+      expect(layers).toBe(index < MAX_DISK_LAYERS ? index + 1 : 0);
+    }
+    expect((await child.exit).code).toBe(0);
+    await child.outputEnd;
+    const expected = Array.from({ length: numbers }, (_, index) => `${index + 1}\n`).join('');
+    expect(Buffer.concat(pieces).toString() === expected).toBe(true);
+    const copy = await restore(last);
+    const all = Array.from({ length: captures }, (_, index) => index).join('\n');
+    expect(await shell(copy, 'cat $(ls -v /home/user/file-*)')).toBe(all);
+  });
+
+  test('memory of which most changed becomes a base of its own', async () => {
+    const source = await restore();
+    expect(
+      (await runInGuest(source.agent, ['mount', '-o', 'remount,size=90%', '/dev/shm'], { user: 'root' })).code,
+    ).toBe(0);
+    await shell(source, 'head -c 290M /dev/zero > /dev/shm/large; echo the end >> /dev/shm/large');
+    const captured = await snapshot(source);
+    expect(captured.manifest.memoryLayers).toBeUndefined();
+    expect(captured.manifest.memory.sha256).not.toBe(template.manifest.memory.sha256);
+    const copy = await restore(captured);
+    expect(await shell(copy, 'tail -c 8 /dev/shm/large')).toBe('the end');
+  });
+
+  test('a capture for which there is no room leaves the guest running and the directory empty', async () => {
+    const sandbox = await restore();
+    const directory = await world.emptyDirectory();
+    await world.exec({ argv: ['mount', '-t', 'tmpfs', '-o', 'size=1m', 'aenv-test', directory], deadlineMs: 10_000 });
+    try {
+      await expect(sandbox.capture(directory)).rejects.toMatchObject({ code: 'no_space' });
+      expect(await readdir(directory)).toEqual([]);
+    } finally {
+      await world.exec({ argv: ['umount', directory], deadlineMs: 10_000 });
+    }
+    expect(await shell(sandbox, 'echo still here')).toBe('still here');
+    // The same sandbox can be captured afterwards.
+    const copy = await restore(await snapshot(sandbox));
+    expect(await shell(copy, 'echo and again')).toBe('and again');
+  });
+
+  test('an engine that dies while it is captured ends the sandbox and leaves nothing', async () => {
+    const sandbox = await restore();
+    const directory = join(await world.emptyDirectory(), 'capture');
+    await mkdir(directory);
+    const capture = sandbox.capture(directory);
+    process.kill(Number(sandbox.identity.pid), 'SIGKILL');
+    await expect(capture).rejects.toMatchObject({ code: 'sandbox_unavailable' });
+    expect((await sandbox.ended).reason).toMatch(/engine-died|channel-lost/);
+    expect(await readdir(directory)).toEqual([]);
+    await vi.waitFor(async () => expect(await world.leftovers()).toEqual([]), { timeout: DEADLINE_MS, interval: 50 });
+  });
+});

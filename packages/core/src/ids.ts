@@ -13,6 +13,8 @@ export type TemplateId = Branded<'TemplateId'>;
 export type BuildId = Branded<'BuildId'>;
 /** UUIDv7 of one generation: one runtime instance of a sandbox (`sandboxInstanceId`). */
 export type InstanceId = Branded<'InstanceId'>;
+/** UUIDv7 of one stored capture of a sandbox; also the name of its directory. */
+export type CaptureId = Branded<'CaptureId'>;
 
 const ALPHABET = 'abcdefghijklmnopqrstuvwxyz0123456789';
 const RANDOM_LENGTH = 20;
@@ -55,6 +57,7 @@ export function isUuid(text: string): boolean {
 export interface UuidSource {
   instanceId(): InstanceId;
   buildId(): BuildId;
+  captureId(): CaptureId;
 }
 
 /** How far the wall clock may step back before a source starts a new sequence instead of going on, milliseconds. */
@@ -71,5 +74,6 @@ export function createUuidSource(deps: { readonly clock: Clock; readonly rng: Rn
   return {
     instanceId: () => next() as InstanceId,
     buildId: () => next() as BuildId,
+    captureId: () => next() as CaptureId,
   };
 }

@@ -1,7 +1,7 @@
 import type { SandboxState } from './state-machine.ts';
 
 /** Operations on an existing sandbox whose answer depends on its state. */
-export const SANDBOX_OPERATIONS = ['connect', 'timeout', 'refresh', 'kill'] as const;
+export const SANDBOX_OPERATIONS = ['pause', 'resume', 'connect', 'timeout', 'refresh', 'kill'] as const;
 export type SandboxOperation = (typeof SANDBOX_OPERATIONS)[number];
 
 export type OperationVerdict =
@@ -25,6 +25,26 @@ export const STATE_WAIT_MS = 60_000;
 
 /** The state × operation matrix (agentenv.md section 6 with the decisions of the contract). */
 export const OPERATION_RULES: Readonly<Record<SandboxOperation, Readonly<Record<SandboxState, OperationVerdict>>>> = {
+  pause: {
+    creating: 'conflict',
+    running: 'allow',
+    snapshotting: 'conflict',
+    forking: 'conflict',
+    pausing: 'join',
+    paused: 'conflict',
+    resuming: 'conflict',
+    killing: 'not-found',
+  },
+  resume: {
+    creating: 'conflict',
+    running: 'conflict',
+    snapshotting: 'conflict',
+    forking: 'conflict',
+    pausing: 'conflict',
+    paused: 'allow',
+    resuming: 'join',
+    killing: 'not-found',
+  },
   connect: {
     creating: 'wait',
     running: 'allow',
@@ -32,7 +52,7 @@ export const OPERATION_RULES: Readonly<Record<SandboxOperation, Readonly<Record<
     forking: 'wait',
     pausing: 'wait',
     paused: 'resume',
-    resuming: 'wait',
+    resuming: 'join',
     killing: 'not-found',
   },
   timeout: {

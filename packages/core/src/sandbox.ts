@@ -1,4 +1,4 @@
-import type { InstanceId, SandboxId, TemplateId } from './ids.ts';
+import type { CaptureId, InstanceId, SandboxId, TemplateId } from './ids.ts';
 import type { NetworkPolicy } from './network-policy.ts';
 import type { SandboxState } from './state-machine.ts';
 
@@ -23,7 +23,10 @@ export interface SandboxRecord {
   /** Milliseconds since the epoch. */
   readonly createdAt: number;
   readonly startedAt: number;
-  /** When the timeout fires, milliseconds since the epoch; undefined while Creating. */
+  /**
+   * When the timeout fires, milliseconds since the epoch; undefined while Creating. Of a paused one: when it was paused
+   * (contract e2b.md 6.4).
+   */
   readonly deadline: number | undefined;
   /** The last duration asked for, seconds. */
   readonly timeoutSeconds: number;
@@ -40,6 +43,8 @@ export interface SandboxRecord {
   readonly backend: string;
   /** Secret of the agent channel of this generation, hex; ledgered before it is given to the guest. */
   readonly channelKey: string;
+  /** What it was last restored from and, while it is paused, is restored from; undefined before its first pause. */
+  readonly capture: CaptureId | undefined;
   /** What the backend needs to adopt or clean up this generation after a crash; opaque above the backend. */
   readonly runtime: Readonly<Record<string, unknown>> | undefined;
 }

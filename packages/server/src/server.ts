@@ -10,11 +10,12 @@ import {
   type Log,
   PlatformError,
   type Rng,
+  type SandboxRecord,
   type UuidSource,
 } from '@agentenv/core';
 import { createEnvd } from '@agentenv/envd';
 import { ENVD_VERSION } from '@agentenv/protocol';
-import { openLedger } from '@agentenv/storage';
+import { openCaptureStore, openLedger } from '@agentenv/storage';
 import type { FastifyInstance } from 'fastify';
 import { type ControlPlane, createApp } from './api/app.ts';
 import { splitAddress } from './config/load.ts';
@@ -83,17 +84,17 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   undo.use(await claimRuntime(config.runtime_path));
   const secrets = { homePath: config.home_path, uid: options.uid, rng };
   const apiKey = await loadApiKey({ ...secrets, environment: options.apiKey, mountedFile: '/run/secrets/api-key' });
+  const ledger = undo.use(await openLedger({ path: join(config.home_path, 'ledger.sqlite'), log }));
   const seed = await loadTokenSeed({
     ...secrets,
     configured: config['sandbox.access_token_hash_seed'],
-    // A start ends every sandbox of a former server, so no client has a token that has to stay valid.
-    existingTokens: false,
+    existingTokens: hasTokens(await ledger.loadSandboxes()),
   });
   signal.throwIfAborted();
 
   const metrics = createMetrics();
   const ids = createUuidSource({ clock, rng });
-  const ledger = undo.use(await openLedger({ path: join(config.home_path, 'ledger.sqlite'), log }));
+  const captures = await openCaptureStore({ root: join(config.home_path, 'snapshots') });
   const host = undo.use(await openHostBackend(options));
   signal.throwIfAborted();
   const templates = undo.use(
@@ -108,7 +109,18 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   const observation = undo.use(createObservation({ config, clock, log, registry: metrics.registry }));
   const orchestrator = undo.use(
     await createOrchestrator({
-      ...{ backend: host.backend, ledger, templates, createEnvd, clock, rng, ids, log, stages: metrics.stages },
+      ...{
+        backend: host.backend,
+        ledger,
+        captures,
+        templates,
+        createEnvd,
+        clock,
+        rng,
+        ids,
+        log,
+        stages: metrics.stages,
+      },
       ...{ logs: observation.sandboxLogs, samples: observation.sandboxMetrics },
       tokens: {
         accessToken: (id) => deriveAccessToken(seed, id),
@@ -182,6 +194,17 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   await essentialTemplate(templates, options);
   ready = true;
   return serverOf(url, apiKey, undo.move());
+}
+
+/**
+ * Whether a client may have a token that has to stay valid: a start ends what ran under a former server, but what was
+ * paused keeps its tokens.
+ */
+function hasTokens(records: readonly SandboxRecord[]): boolean {
+  return records.some(
+    ({ state, secure, network }) =>
+      (state === 'paused' || state === 'resuming') && (secure || !network.allowPublicTraffic),
+  );
 }
 
 function nodeReporter(

@@ -1,2 +1,3 @@
+export * from './capture-store.ts';
 export * from './ledger.ts';
 export * from './sqlite-ledger.ts';

@@ -6,10 +6,12 @@ import { decodeSandboxRecord, decodeTemplateRecord, encodeRecord } from './recor
 export interface MemoryDisk {
   readonly sandboxes: Map<string, string>;
   readonly templates: Map<string, string>;
+  /** Names of the directories of captures. */
+  readonly captures: Set<string>;
 }
 
 export function createMemoryDisk(): MemoryDisk {
-  return { sandboxes: new Map(), templates: new Map() };
+  return { sandboxes: new Map(), templates: new Map(), captures: new Set() };
 }
 
 /** A ledger for tests: same records, same order, same errors as the real one, on a disk that is a map. */

@@ -1,5 +1,6 @@
 import {
   type BuildId,
+  type CaptureId,
   type InstanceId,
   type NetworkPolicy,
   type Resources,
@@ -130,6 +131,7 @@ export function decodeSandboxRecord(json: string): SandboxRecord {
     envdVersion: text(from, 'envdVersion'),
     backend: text(from, 'backend'),
     channelKey: text(from, 'channelKey'),
+    capture: optional(from, 'capture', (value, key) => text(value, key) as CaptureId),
     runtime: optional(from, 'runtime', (value, key) => object(value[key], key)),
   };
 }

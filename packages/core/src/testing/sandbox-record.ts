@@ -27,6 +27,7 @@ export function sandboxRecord(changes: Partial<SandboxRecord> = {}): SandboxReco
     envdVersion: '0.6.13',
     backend: 'fake',
     channelKey: '00112233445566778899aabbccddeeff',
+    capture: undefined,
     runtime: undefined,
     ...changes,
   };

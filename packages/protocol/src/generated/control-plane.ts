@@ -426,7 +426,7 @@ export interface paths {
         };
         readonly get?: never;
         readonly put?: never;
-        /** Save a sandbox and stop it. */
+        /** Save a sandbox with its memory and stop it. */
         readonly post: operations["pauseSandbox"];
         readonly delete?: never;
         readonly options?: never;
@@ -967,6 +967,8 @@ export interface components {
         readonly TemplateReference: string;
         /** @description Seconds until the sandbox ends; the default of the route when absent. */
         readonly Timeout: number | null;
+        /** @description Keep and restore memory, not only the disk. */
+        readonly WithMemory: boolean | null;
         /** @description Pause instead of kill when the timeout passes. */
         readonly AutoPause: boolean | null;
         /** @description Keep memory, not only the disk, when pausing at the timeout; needs `autoPause`. */
@@ -1310,8 +1312,7 @@ export interface components {
                 readonly "application/json": {
                     /** @description Seconds it has to live on at least; the default of the route when absent. */
                     readonly timeout?: number | null;
-                    /** @description false boots a paused sandbox from its disk; without meaning for a running one. */
-                    readonly memory?: boolean | null;
+                    readonly memory?: components["schemas"]["WithMemory"];
                 };
             };
         };
@@ -1954,8 +1955,21 @@ export interface operations {
             };
             readonly cookie?: never;
         };
-        readonly requestBody?: never;
+        readonly requestBody?: {
+            readonly content: {
+                readonly "application/json": {
+                    readonly memory?: components["schemas"]["WithMemory"];
+                };
+            };
+        };
         readonly responses: {
+            /** @description It is paused. */
+            readonly 204: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content?: never;
+            };
             readonly default: components["responses"]["Error"];
         };
     };
@@ -1969,8 +1983,18 @@ export interface operations {
             };
             readonly cookie?: never;
         };
-        readonly requestBody?: never;
+        readonly requestBody?: {
+            readonly content: {
+                readonly "application/json": {
+                    readonly timeout?: components["schemas"]["Timeout"];
+                    /** @description Change what happens when the timeout passes. */
+                    readonly autoPause?: boolean | null;
+                    readonly memory?: components["schemas"]["WithMemory"];
+                };
+            };
+        };
         readonly responses: {
+            readonly 201: components["responses"]["SandboxResumed"];
             readonly default: components["responses"]["Error"];
         };
     };

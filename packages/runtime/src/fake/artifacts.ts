@@ -1,4 +1,4 @@
-import { mkdir, readFile, writeFile } from 'node:fs/promises';
+import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
 /** Where the fake keeps what a capture consists of: directories of small files. */
@@ -6,6 +6,8 @@ export interface ArtifactStore {
   put(directory: string, name: string, content: Uint8Array): Promise<void>;
   /** undefined when there is no such file. */
   get(directory: string, name: string): Promise<Uint8Array | undefined>;
+  /** Everything in the directory; absent is fine. */
+  remove(directory: string): Promise<void>;
 }
 
 /** Keeps artifacts in memory, so that tests on a fake clock never wait for a disk. */
@@ -17,6 +19,9 @@ export function createMemoryArtifacts(): ArtifactStore {
     },
     async get(directory, name) {
       return contents.get(join(directory, name));
+    },
+    async remove(directory) {
+      for (const path of contents.keys()) if (path.startsWith(`${directory}/`)) contents.delete(path);
     },
   };
 }
@@ -36,5 +41,6 @@ export function createFileArtifacts(): ArtifactStore {
         throw error;
       }
     },
+    remove: (directory) => rm(directory, { recursive: true, force: true }),
   };
 }

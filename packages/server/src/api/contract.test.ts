@@ -40,6 +40,14 @@ const EXAMPLES: Readonly<Record<BuiltOperationId, { good: InjectOptions[]; bad?:
     bad: [{ url: '/sandboxes/unknown' }],
   },
   deleteSandbox: { good: [{ url: `/sandboxes/${ID}` }], bad: [{ url: '/sandboxes/unknown' }] },
+  pauseSandbox: {
+    good: [{ url: `/sandboxes/${ID}/pause` }, { url: `/sandboxes/${ID}/pause`, payload: { memory: true } }],
+    bad: [{ url: `/sandboxes/${ID}/pause`, payload: { memory: false } }],
+  },
+  resumeSandbox: {
+    good: [{ url: `/sandboxes/${ID}/resume`, payload: { timeout: 5 } }],
+    bad: [{ url: `/sandboxes/${ID}/resume`, payload: { timeout: 0 } }],
+  },
   connectSandbox: {
     good: [{ url: `/sandboxes/${ID}/connect` }, { url: '/sandboxes/ibbbbbbbbbbbbbbbbbbbb/connect' }],
     bad: [{ url: `/sandboxes/${ID}/connect`, payload: { timeout: 0 } }],

@@ -1,3 +1,4 @@
+import { STATUS_CODES } from 'node:http';
 import type { Socket } from 'node:net';
 import { type Log, PlatformError } from '@agentenv/core';
 import { ERROR_CATALOGUE, type ErrorCode } from '@agentenv/protocol';
@@ -88,11 +89,15 @@ export function answerClientError(error: NodeJS.ErrnoException, socket: Socket):
     return;
   }
   const known = PARSER_ERRORS[error.code ?? ''] ?? { code: 'invalid_argument', message: 'the request is malformed' };
-  const status = ERROR_CATALOGUE[known.code].http;
-  const body = JSON.stringify({ code: status, message: known.message } satisfies ErrorBody);
+  endWithError(socket, ERROR_CATALOGUE[known.code].http, known.message);
+}
+
+/** Answers on the bare socket, where there is no response to write to, and ends the connection. */
+export function endWithError(socket: Socket, status: number, message: string): void {
+  const body = JSON.stringify({ code: status, message } satisfies ErrorBody);
   socket.end(
     [
-      `HTTP/1.1 ${status} ${known.message}`,
+      `HTTP/1.1 ${status} ${STATUS_CODES[status] ?? ''}`,
       'content-type: application/json; charset=utf-8',
       `content-length: ${Buffer.byteLength(body)}`,
       'connection: close',

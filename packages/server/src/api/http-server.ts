@@ -1,7 +1,8 @@
 import { createServer, type IncomingMessage, type RequestListener, type Server, type ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
+import { ERROR_CATALOGUE } from '@agentenv/protocol';
 import type { DataPlane } from '../proxy/data-plane.ts';
-import { answerClientError } from './errors.ts';
+import { answerClientError, endWithError } from './errors.ts';
 
 /** Longest head of a request, bytes: signed URLs and metadata filters are long, cookies are not ours. */
 export const MAX_HEADER_BYTES = 32 * 1024;
@@ -61,23 +62,11 @@ export function createHttpServer(
       if (!dataPlane.hearsOut(socket)) socket.end();
     });
   });
-  // A failing client must not be able to keep its neighbours waiting; Node gives the socket as a Duplex.
   server.on('clientError', answerClientError);
   return server;
 }
 
 function refuseConnect(socket: Socket): void {
   socket.on('error', () => socket.destroy());
-  const body = JSON.stringify({ code: 405, message: 'CONNECT is not supported' });
-  socket.end(
-    [
-      'HTTP/1.1 405 Method Not Allowed',
-      'content-type: application/json; charset=utf-8',
-      `content-length: ${Buffer.byteLength(body)}`,
-      'connection: close',
-      '',
-      body,
-    ].join('\r\n'),
-    () => socket.destroySoon(),
-  );
+  endWithError(socket, ERROR_CATALOGUE.method_not_allowed.http, 'CONNECT is not supported');
 }

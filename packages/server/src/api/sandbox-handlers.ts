@@ -21,6 +21,8 @@ type SandboxHandlers = Pick<
   | 'listSandboxes'
   | 'getSandbox'
   | 'deleteSandbox'
+  | 'pauseSandbox'
+  | 'resumeSandbox'
   | 'connectSandbox'
   | 'connectSandboxV2'
   | 'setSandboxTimeout'
@@ -59,6 +61,16 @@ export function createSandboxHandlers({ orchestrator, timeouts, domain }: Sandbo
   return {
     createSandbox: ({ body }) => create(toCreateSandbox(body, timeouts)),
     createSandboxV2: ({ body }) => create(toCreateSandboxV2(body, timeouts)),
+
+    pauseSandbox: async ({ path }) => {
+      await orchestrator.pause(path.sandboxID);
+      return { status: 204 };
+    },
+
+    resumeSandbox: async ({ path, body }) => {
+      const seconds = checkTimeout(body.timeout ?? timeouts.defaultSeconds, timeouts);
+      return { status: 201, body: toSandbox(await orchestrator.resume(path.sandboxID, seconds), context) };
+    },
 
     connectSandbox: ({ path, body }) => connect(path.sandboxID, body.timeout, timeouts.defaultSeconds),
     connectSandboxV2: ({ path, body }) => connect(path.sandboxID, body.timeout, timeouts.defaultV2Seconds),

@@ -305,11 +305,15 @@ describe('connect, timeout and refreshes', () => {
     }
   });
 
-  it('connects with the given time and takes `memory`', async () => {
+  it('connects with the given time, with memory only', async () => {
     expect(
-      (await call('POST', `/v2/sandboxes/${id}/connect`, { payload: { timeout: 2, memory: false } })).statusCode,
+      (await call('POST', `/v2/sandboxes/${id}/connect`, { payload: { timeout: 2, memory: true } })).statusCode,
     ).toBe(200);
     expect(lastArguments()).toEqual([id, 2]);
+    for (const path of [`/v2/sandboxes/${id}/connect`, `/sandboxes/${id}/pause`, `/sandboxes/${id}/resume`]) {
+      const refused = await call('POST', path, { payload: { memory: false } });
+      expect(refused.json()).toEqual({ code: 400, message: 'not supported: memory' });
+    }
     for (const timeout of [0, -1, 86_401, 'x']) {
       expect((await call('POST', `/v2/sandboxes/${id}/connect`, { payload: { timeout } })).statusCode).toBe(400);
     }
@@ -318,6 +322,32 @@ describe('connect, timeout and refreshes', () => {
   it('answers 201 when it had to resume', async () => {
     front.orchestrator.put(sandboxRecord({ id: id as SandboxId, state: 'paused' }));
     expect((await call('POST', `/v2/sandboxes/${id}/connect`)).statusCode).toBe(201);
+  });
+
+  it('pauses and answers nothing, resumes with the given time and answers the sandbox', async () => {
+    for (const payload of [undefined, {}, { memory: true }]) {
+      const paused = await call('POST', `/sandboxes/${id}/pause`, payload === undefined ? {} : { payload });
+      expect([paused.statusCode, paused.body]).toEqual([204, '']);
+    }
+    const resumed = await call('POST', `/sandboxes/${id}/resume`, { payload: { timeout: 20 } });
+    expect(resumed.statusCode).toBe(201);
+    expect(resumed.json()).toMatchObject({ sandboxID: id, envdVersion: '0.6.13' });
+    expect(lastArguments()).toEqual([id, 20]);
+    await call('POST', `/sandboxes/${id}/resume`);
+    expect(lastArguments()).toEqual([id, 15]);
+    for (const payload of [{ timeout: 0 }, { timeout: 86_401 }, { autoPause: true }]) {
+      expect((await call('POST', `/sandboxes/${id}/resume`, { payload })).statusCode).toBe(400);
+    }
+  });
+
+  it('shows a paused sandbox with the time of its pause, and answers 409 for what its state does not allow', async () => {
+    const deadline = Date.UTC(2026, 0, 2);
+    front.orchestrator.put(sandboxRecord({ id: id as SandboxId, state: 'paused', deadline }));
+    const shown = (await call('GET', `/sandboxes/${id}`)).json();
+    expect(shown).toMatchObject({ state: 'paused', endAt: new Date(deadline).toISOString() });
+    front.orchestrator.failNext(new PlatformError('conflict', `sandbox '${id}' is paused`));
+    const refused = await call('POST', `/sandboxes/${id}/pause`);
+    expect([refused.statusCode, refused.json()]).toEqual([409, { code: 409, message: `sandbox '${id}' is paused` }]);
   });
 
   it('sets a timeout, 0 included, and refuses negative ones', async () => {

@@ -7,6 +7,13 @@ export function createLifecycleCounters(registry: Registry): LifecycleMetrics {
     new Counter({ name, help, labelNames: [...labelNames], registers: [registry] });
 
   const created = counter('agentenv_sandbox_creates_total', 'Sandbox launches by outcome.', ['result', 'code']);
+  const paused = counter('agentenv_sandbox_pauses_total', 'Pauses by outcome.', ['result', 'code']);
+  const resumed = counter('agentenv_sandbox_resumes_total', 'Resumes by outcome.', ['result', 'code']);
+  const autoPauseGivenUp = counter(
+    'agentenv_sandbox_auto_pauses_given_up_total',
+    'Sandboxes their timeout could not pause, however often it was tried.',
+    [],
+  );
   const ended = counter('agentenv_sandbox_ends_total', 'Sandboxes that ended, by reason.', ['reason']);
   const overdue = counter('agentenv_sandbox_overdue_total', 'Transitions that were older than their own deadline.', [
     'state',
@@ -24,6 +31,11 @@ export function createLifecycleCounters(registry: Registry): LifecycleMetrics {
   return {
     createSucceeded: () => created.inc({ result: 'ok', code: '' }),
     createFailed: (code) => created.inc({ result: 'error', code }),
+    pauseSucceeded: () => paused.inc({ result: 'ok', code: '' }),
+    pauseFailed: (code) => paused.inc({ result: 'error', code }),
+    resumeSucceeded: () => resumed.inc({ result: 'ok', code: '' }),
+    resumeFailed: (code) => resumed.inc({ result: 'error', code }),
+    autoPauseGivenUp: () => autoPauseGivenUp.inc(),
     ended: (reason) => ended.inc({ reason }),
     overdue: (state) => overdue.inc({ state }),
     releaseFailed: (step) => releaseFailed.inc({ step }),

@@ -4,6 +4,10 @@ import { STATE_WAIT_MS } from '@agentenv/core';
 export interface OrchestratorConfig {
   /** Longest create from the first ledger write to running; then it fails, is undone and counted. */
   readonly createTimeoutMs: number;
+  /** Longest resume from the first ledger write to running; then it is undone and the sandbox is paused as before. */
+  readonly resumeTimeoutMs: number;
+  /** Longest capture of a sandbox; one that does not even unwind then costs the sandbox its life. */
+  readonly captureTimeoutMs: number;
   /** Longest single answer of the ledger. */
   readonly ledgerTimeoutMs: number;
   /** Longest release of one thing a sandbox holds (stopping its engine above all). */
@@ -16,6 +20,11 @@ export interface OrchestratorConfig {
   readonly maxWaitingPerSandbox: number;
   /** How often deadlines are compared with the wall clock at least (config `orchestrator.auto_evict_interval_ms`). */
   readonly autoEvictIntervalMs: number;
+  /**
+   * What becomes of a sandbox that its timeout could not pause, however often it was tried: it runs on without a timeout
+   * until somebody sets one, or it ends (config `orchestrator.pause_failure`).
+   */
+  readonly pauseFailure: 'keep' | 'kill';
   /** Longest orderly end of all sandboxes at shutdown. */
   readonly shutdownTimeoutMs: number;
   /** Sandboxes that are ended at the same time at shutdown. */
@@ -32,12 +41,15 @@ export interface OrchestratorConfig {
 
 export const DEFAULT_ORCHESTRATOR_CONFIG: Omit<OrchestratorConfig, 'envdVersion'> = {
   createTimeoutMs: 50_000,
+  resumeTimeoutMs: 50_000,
+  captureTimeoutMs: 45_000,
   ledgerTimeoutMs: 10_000,
   releaseTimeoutMs: 10_000,
   killGraceMs: 2_000,
   stateWaitMs: STATE_WAIT_MS,
   maxWaitingPerSandbox: 256,
   autoEvictIntervalMs: 1_000,
+  pauseFailure: 'keep',
   shutdownTimeoutMs: 30_000,
   shutdownConcurrency: 8,
   reconcileTimeoutMs: 60_000,

@@ -61,6 +61,110 @@ describe('after kill -9 of the server', () => {
     },
   );
 
+  /** Writes: two of the create, one of each pause, two of the resume, one of the kill. */
+  const PAUSES = [
+    // What ran ends with its server …
+    ['before', 3, 'gone'],
+    ['after', 5, 'gone'],
+    ['before', 6, 'gone'],
+    // … a pause that is on disk has happened, and a resume that is not there in full has not.
+    ['after', 3, 'paused'],
+    ['before', 4, 'paused'],
+    ['after', 4, 'paused'],
+    ['before', 5, 'paused'],
+    ['after', 6, 'paused'],
+    ['before', 7, 'paused'],
+    ['after', 7, 'gone'],
+  ] as const;
+
+  test.each(PAUSES)(
+    '%s ledger write %i of create, pause, resume, pause, kill nothing is half done: it is %s',
+    async (when, write, expected) => {
+      const world = createFakeWorld({ clock: createFakeClock() });
+      const disk = createMemoryDisk();
+      const dead = Promise.withResolvers<void>();
+      const former = await startLifecycle({ world, disk, intercept: dyingAt(write, when, dead.resolve) });
+      let pid = 0;
+      const session = async (): Promise<void> => {
+        const { id } = await former.orchestrator.create(CREATE_BASE);
+        const program = { kind: 'sleep', milliseconds: 600_000 } as const;
+        const process = { uid: 1000, tag: '', config: new Uint8Array(), pty: false, stdinOpen: false, program };
+        pid = world.machineOf(id).guest.spawn({ ...process, killInMs: undefined }).pid;
+        await former.orchestrator.pause(id);
+        await former.orchestrator.resume(id, 100);
+        await former.orchestrator.pause(id);
+        await former.orchestrator.kill(id, 'test');
+      };
+      abandon(session());
+      await dead.promise;
+
+      const next = await startLifecycle({ world, disk, seed: 2 });
+      const listed = next.orchestrator.list(LIST_ALL).sandboxes;
+      expect(listed).toEqual(next.stored().map((record) => next.orchestrator.get(record.id)));
+      expect(listed.map(({ state }) => state)).toEqual(expected === 'paused' ? ['paused'] : []);
+      expect(world.machines.size).toBe(0);
+      expect(disk.captures).toEqual(new Set(listed.map(({ capture }) => capture)));
+      for (const { id } of listed) {
+        expect((await next.orchestrator.connect(id, 10)).resumed).toBe(true);
+        expect(world.machineOf(id).guest.processes.map((process) => process.pid)).toEqual([pid]);
+        await next.orchestrator.kill(id, 'test');
+      }
+      expect(next.leftovers()).toEqual({});
+    },
+  );
+
+  test('a capture that no record names is removed, also by the second start after a crash of the first', async () => {
+    const world = createFakeWorld({ clock: createFakeClock() });
+    const disk = createMemoryDisk();
+    const former = await startLifecycle({ world, disk });
+    const { id } = await former.orchestrator.create(CREATE_BASE);
+    await former.orchestrator.pause(id);
+    const { capture } = former.orchestrator.get(id);
+    disk.captures.add('019b76da-a800-7000-8000-0000000000ff');
+    const dead = Promise.withResolvers<void>();
+    const crashing = startLifecycle({
+      world,
+      disk,
+      seed: 2,
+      wrapCaptures: (captures) => ({
+        ...captures,
+        async remove() {
+          dead.resolve();
+          return await hang();
+        },
+      }),
+    });
+    abandon(crashing);
+    await dead.promise;
+    const next = await startLifecycle({ world, disk, seed: 3 });
+    expect(disk.captures).toEqual(new Set([capture]));
+    expect(next.orchestrator.get(id).state).toBe('paused');
+  });
+
+  test('a paused sandbox whose capture is gone is not listed; that is an error in the log', async () => {
+    const world = createFakeWorld({ clock: createFakeClock() });
+    const disk = createMemoryDisk();
+    const former = await startLifecycle({ world, disk });
+    const { id } = await former.orchestrator.create(CREATE_BASE);
+    await former.orchestrator.pause(id);
+    disk.captures.clear();
+    const next = await startLifecycle({ world, disk, seed: 2 });
+    expect(next.leftovers()).toEqual({});
+    expect(next.log.find('error', 'its capture is not there')).toHaveLength(1);
+  });
+
+  test('a paused record of an older or newer version, without or with more fields, still resumes', async () => {
+    const world = createFakeWorld({ clock: createFakeClock() });
+    const disk = createMemoryDisk();
+    const former = await startLifecycle({ world, disk });
+    const { id } = await former.orchestrator.create(CREATE_BASE);
+    await former.orchestrator.pause(id);
+    const { alias: _alias, runtime: _runtime, ...record } = JSON.parse(disk.sandboxes.get(id) ?? '');
+    disk.sandboxes.set(id, JSON.stringify({ ...record, ofTheFuture: { anything: true } }));
+    const next = await startLifecycle({ world, disk, seed: 2 });
+    expect((await next.orchestrator.connect(id, 10)).resumed).toBe(true);
+  });
+
   test('many sandboxes in every stage are gone, whatever the ledger knows of them', async () => {
     const world = createFakeWorld({ clock: createFakeClock() });
     const disk = createMemoryDisk();

@@ -3,8 +3,8 @@ import {
   applyDeadlinePolicy,
   type Clock,
   callWithin,
-  createDeadlineQueue,
   createKeyedQueue,
+  createUndoStack,
   type DeadlinePolicy,
   type Log,
   OPERATION_RULES,
@@ -18,7 +18,7 @@ import {
 } from '@agentenv/core';
 import type { EnvdOptions, EnvdService } from '@agentenv/envd';
 import type { Backend, RuntimeEnd } from '@agentenv/runtime';
-import type { Ledger } from '@agentenv/storage';
+import type { CaptureStore, Ledger } from '@agentenv/storage';
 import type { StageMetrics } from '../observability/metrics.ts';
 import type { SandboxLogs } from '../observability/sandbox-logs.ts';
 import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
@@ -26,15 +26,21 @@ import type { TemplateRegistry } from '../templates/template-registry.ts';
 import { mapBounded } from './bounded-map.ts';
 import type { OrchestratorConfig } from './config.ts';
 import { createCreation } from './creation.ts';
+import { createDurableState } from './durable-state.ts';
 import { createEnding, type EndCause } from './ending.ts';
+import { createExpiry } from './expiry.ts';
+import { createHeldRelease } from './held-release.ts';
 import type { HostCapacityProbe } from './host-capacity.ts';
 import { createLaunch } from './launch.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
 import type { Orchestrator } from './orchestrator.ts';
 import { createOwnerLog } from './owner-log.ts';
+import { createPausing } from './pausing.ts';
+import { createPlacement } from './placement.ts';
 import { reconcileAtStart } from './reconcile.ts';
 import { createRecordKeeper } from './record-keeper.ts';
 import { requireDuration } from './requirements.ts';
+import { createResuming } from './resuming.ts';
 import { type Allocation, createSandboxTable, type SandboxEntry } from './sandbox-table.ts';
 
 /** The tokens of a sandbox, derived from the managed seed (agentenv.md section 14). */
@@ -46,6 +52,7 @@ export interface TokenSource {
 export interface OrchestratorDependencies {
   readonly backend: Backend;
   readonly ledger: Ledger;
+  readonly captures: CaptureStore;
   readonly templates: Pick<TemplateRegistry, 'resolve' | 'find' | 'spawned'>;
   readonly createEnvd: (options: EnvdOptions) => EnvdService;
   readonly tokens: TokenSource;
@@ -77,9 +84,6 @@ export interface OwnedOrchestrator extends Orchestrator {
   status(): OrchestratorStatus;
 }
 
-/** How soon an expiry that met a busy sandbox looks again, milliseconds. */
-const EXPIRY_RECHECK_MS = 50;
-
 const killedError = (): PlatformError => new PlatformError('killed', 'sandbox was killed');
 const shuttingDown = (): PlatformError =>
   new PlatformError('unavailable', 'the server is shutting down', { retryAfterSeconds: 5 });
@@ -96,12 +100,13 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   const reconciled = await reconcileAtStart({
     backend,
     ledger: deps.ledger,
+    captures: deps.captures,
     clock,
     log,
     timeoutMs: config.reconcileTimeoutMs,
     ledgerTimeoutMs: config.ledgerTimeoutMs,
   });
-  metrics.reconciled(reconciled);
+  metrics.reconciled(reconciled.ended);
 
   const keeper = createRecordKeeper({ ledger: deps.ledger, clock, log, timeoutMs: config.ledgerTimeoutMs });
   const owner = createOwnerLog(deps.logs);
@@ -111,13 +116,21 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     graceMs: config.killGraceMs,
     maxWaiting: config.maxWaitingPerSandbox,
   });
-  const deadlines = createDeadlineQueue({ clock, maxWaitMs: config.autoEvictIntervalMs }, expire);
+  const deadlines = createExpiry({
+    ...{ table: () => table, queue, clock, log, metrics, config, pause },
+    end: (entry, cause) => endInBackground(entry, { event: 'kill', error: killedError(), ...cause }),
+  });
   const table = createSandboxTable({
     clock,
     log,
     metrics,
     accessToken,
-    deadlines: { creating: config.createTimeoutMs, killing: 4 * config.releaseTimeoutMs },
+    deadlines: {
+      creating: config.createTimeoutMs,
+      pausing: config.captureTimeoutMs + 4 * config.releaseTimeoutMs,
+      resuming: config.resumeTimeoutMs + 4 * config.releaseTimeoutMs,
+      killing: 4 * config.releaseTimeoutMs,
+    },
     onOverdue,
   });
   const ending = createEnding({
@@ -146,8 +159,22 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     config,
     onRuntimeEnded,
   });
+  const { releaseTimeoutMs, releaseRetryMs } = config;
+  const durable = createDurableState({ keeper, captures: deps.captures, clock, log, releaseTimeoutMs });
+  const heldRelease = createHeldRelease({ clock, log, metrics, retryMs: releaseRetryMs });
+  const placement = createPlacement({ ...deps, releaseTimeoutMs });
+  const pausing = createPausing({ ...deps, owner, table, deadlines, keeper, durable, heldRelease, ending });
+  const resuming = createResuming({ ...deps, owner, table, keeper, heldRelease, placement, launch });
+  for (const record of reconciled.paused) {
+    const captures = new Set(record.capture === undefined ? [] : [record.capture]);
+    const held = createUndoStack({ clock, stepTimeoutMs: releaseTimeoutMs });
+    table.add(record, { held, captures, undo: durable.undoOf(record.id, captures) });
+    owner.found(record.id);
+  }
   const creation = createCreation({
     ...deps,
+    placement,
+    durable,
     owner,
     table,
     queue,
@@ -173,24 +200,10 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     ending.end(entry, cause).catch(() => undefined);
   }
 
-  function expire(id: string): void {
-    const entry = table.get(id);
-    if (entry === undefined || entry.record.state === 'killing') return;
-    if (entry.record.state !== 'running' || queue.current(id) !== undefined) {
-      // A step that may change the deadline is under way: decide when it is done, never on a stale reading.
-      deadlines.set(id, clock.now() + EXPIRY_RECHECK_MS);
-      return;
-    }
-    if (entry.record.deadline !== undefined && entry.record.deadline > clock.now()) {
-      deadlines.set(id, entry.record.deadline);
-      return;
-    }
-    const detail = `its timeout of ${entry.record.timeoutSeconds} s passed`;
-    endInBackground(entry, { event: 'kill', reason: 'expired', detail, error: killedError() });
-  }
-
   function onRuntimeEnded(entry: SandboxEntry, end: RuntimeEnd): void {
     if (entry.ending !== undefined || table.get(entry.record.id) !== entry) return;
+    // A pause or a resume looks for itself: what is stored may make the engine's end harmless.
+    if (entry.record.state === 'pausing' || entry.record.state === 'resuming') return;
     const early = entry.record.state === 'creating';
     const error = early
       ? new PlatformError('create_failed', `the sandbox ended before it was ready: ${end.reason}`, {
@@ -201,7 +214,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   }
 
   function onOverdue(entry: SandboxEntry): void {
-    if (entry.record.state !== 'creating') return; // the release has deadlines of its own and is tried again
+    if (entry.record.state !== 'creating') return; // every step of the others has a deadline of its own
     const seconds = config.createTimeoutMs / 1000;
     const detail = `it was not ready within ${seconds} s (stage ${entry.stage})`;
     const error = new PlatformError('deadline_exceeded', `the sandbox was not ready within ${seconds} s`, {
@@ -220,21 +233,20 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     if (verdict === 'conflict') {
       throw new PlatformError('conflict', `sandbox '${entry.record.id}' is ${entry.record.state}`);
     }
-    if (verdict === 'resume') {
-      throw new PlatformError('not_implemented', `sandbox '${entry.record.id}' is paused; resuming is not built yet`);
-    }
     return entry;
   }
 
+  /** undefined: it has been paused while the request waited. */
   function changeDeadline(
     id: string,
-    operation: SandboxOperation,
+    operation: Exclude<SandboxOperation, 'pause' | 'resume'>,
     policy: DeadlinePolicy,
     seconds: number,
-  ): Promise<SandboxRecord> {
+  ): Promise<SandboxRecord | undefined> {
     requireAllowed(id, operation);
     return queue.run(id, operation, async (signal) => {
       const entry = requireAllowed(id, operation);
+      if (entry.record.state !== 'running') return undefined;
       const deadline = applyDeadlinePolicy(policy, entry.record.deadline, clock.now(), seconds);
       if (deadline === entry.record.deadline) return entry.record;
       const changed: SandboxRecord = { ...entry.record, deadline, timeoutSeconds: seconds };
@@ -242,9 +254,50 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       signal.throwIfAborted();
       table.update(entry, changed);
       deadlines.set(id, deadline);
+      entry.failedPauses = 0;
       owner.timeoutChanged(changed, operation);
       return entry.record;
     });
+  }
+
+  async function pause(id: string): Promise<void> {
+    refuseWhileClosing();
+    requireAllowed(id, 'pause');
+    await queue.join(id, 'pause', (signal) => pausing(requireAllowed(id, 'pause'), signal));
+  }
+
+  /** `leader`: this call is the one that did it, the others shared its outcome. */
+  async function resume(id: string, seconds: number): Promise<{ record: SandboxRecord; leader: boolean }> {
+    requireAllowed(id, 'resume');
+    let leader = false;
+    const record = await queue.join(id, 'resume', async (signal) => {
+      leader = true;
+      refuseWhileClosing();
+      return await resuming.resume(requireAllowed(id, 'resume'), seconds, signal);
+    });
+    return { record, leader };
+  }
+
+  async function connect(id: string, seconds: number): Promise<{ record: SandboxRecord; resumed: boolean }> {
+    for (;;) {
+      refuseWhileClosing();
+      switch (OPERATION_RULES.connect[live(id).record.state]) {
+        case 'resume':
+        case 'join': {
+          const { record, leader } = await resume(id, seconds);
+          if (leader) return { record, resumed: true };
+          break;
+        }
+        case 'allow': {
+          const record = await changeDeadline(id, 'connect', 'ensure-minimum', seconds);
+          if (record !== undefined) return { record, resumed: false };
+          break;
+        }
+        default:
+          // Until what is under way is done; then it is looked at again.
+          await queue.run(id, 'connect', async () => undefined);
+      }
+    }
   }
 
   async function kill(id: string, detail: string): Promise<void> {
@@ -253,27 +306,36 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     await ending.end(entry, { event: 'kill', reason: 'deleted', detail, error: killedError() });
   }
 
+  /** Ends what runs; what is paused stays, and what is on its way from or to there is paused as well. */
+  async function leave(entry: SandboxEntry): Promise<void> {
+    const { id } = entry.record;
+    if (entry.record.state === 'resuming') {
+      await queue.preempt(id, 'shutdown', shuttingDown(), (signal) => resuming.rollBack(entry, signal));
+    } else if (entry.record.state === 'pausing' || entry.record.state === 'paused') {
+      await queue.run(id, 'shutdown', async () => undefined);
+    }
+    if (entry.record.state === 'paused') return;
+    const detail = 'the server is shutting down';
+    await ending.end(entry, { event: 'kill', reason: 'shutdown', detail, error: shuttingDown() });
+  }
+
   async function shutDown(): Promise<void> {
     const entries = table.all();
-    const cause: EndCause = {
-      event: 'kill',
-      reason: 'shutdown',
-      detail: 'the server is shutting down',
-      error: shuttingDown(),
-    };
     try {
       await callWithin(
         clock,
         { what: 'the end of all sandboxes', timeoutMs: config.shutdownTimeoutMs, graceMs: 0 },
-        () => mapBounded(entries, config.shutdownConcurrency, (entry) => ending.end(entry, cause)),
+        () => mapBounded(entries, config.shutdownConcurrency, leave),
       );
     } catch (error) {
       log.error({ err: error }, 'the sandboxes did not end in time');
     }
-    if (table.size > 0) {
-      const ids = table.all().map((entry) => entry.record.id);
+    const left = table.all().filter(({ record, held }) => record.state !== 'paused' || held.size > 0);
+    if (left.length > 0) {
+      const ids = left.map((entry) => entry.record.id);
       log.error({ sandboxIds: ids }, 'sandboxes could not be ended; the next start cleans them up');
     }
+    heldRelease[Symbol.dispose]();
     deadlines[Symbol.dispose]();
     ending[Symbol.dispose]();
     table[Symbol.dispose]();
@@ -282,10 +344,16 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
 
   return {
     create: (request) => creation.create(request),
+    pause,
+    async resume(id, timeoutSeconds) {
+      refuseWhileClosing();
+      requireDuration('timeout', timeoutSeconds);
+      return (await resume(id, timeoutSeconds)).record;
+    },
     async connect(id, timeoutSeconds) {
       refuseWhileClosing();
       requireDuration('timeout', timeoutSeconds);
-      return { record: await changeDeadline(id, 'connect', 'ensure-minimum', timeoutSeconds), resumed: false };
+      return await connect(id, timeoutSeconds);
     },
     get: (id) => live(id).record,
     list(filter) {
@@ -296,7 +364,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     async setTimeout(id, timeoutSeconds) {
       refuseWhileClosing();
       if (timeoutSeconds === 0) {
-        live(id);
+        requireAllowed(id, 'timeout');
         await kill(id, 'its timeout was set to 0');
         return;
       }

@@ -1,12 +1,11 @@
 import {
-  type Admission,
+  type CaptureId,
   type Clock,
-  callWithin,
   createSandboxId,
-  createUndoStack,
   type KeyedQueue,
   type Log,
   PlatformError,
+  type Reservation,
   type Rng,
   type SandboxRecord,
   type TemplateId,
@@ -14,26 +13,29 @@ import {
 } from '@agentenv/core';
 import type { Backend } from '@agentenv/runtime';
 import type { ReadyTemplate, TemplateRegistry } from '../templates/template-registry.ts';
+import { newChannelKey } from './channel-key.ts';
 import type { OrchestratorConfig } from './config.ts';
+import type { DurableState } from './durable-state.ts';
 import type { EndCause, Ending } from './ending.ts';
-import type { HostCapacityProbe } from './host-capacity.ts';
 import type { Launch } from './launch.ts';
+import { isDeliberate, toShownFailure } from './launch-failure.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
 import type { CreateSandbox } from './orchestrator.ts';
 import type { OwnerLog } from './owner-log.ts';
+import type { Placement } from './placement.ts';
 import { requireDuration } from './requirements.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 
 export interface CreationDependencies {
   readonly backend: Pick<Backend, 'name'>;
   readonly templates: Pick<TemplateRegistry, 'resolve' | 'spawned'>;
-  readonly admission: Admission;
-  readonly hostCapacity: HostCapacityProbe;
+  readonly placement: Placement;
+  readonly durable: Pick<DurableState, 'undoOf'>;
   readonly clock: Clock;
   readonly rng: Rng;
   readonly ids: UuidSource;
   readonly log: Log;
-  readonly owner: Pick<OwnerLog, 'creating' | 'createFailed'>;
+  readonly owner: Pick<OwnerLog, 'creating' | 'createFailed' | 'ready'>;
   readonly metrics: Pick<LifecycleMetrics, 'createSucceeded' | 'createFailed'>;
   readonly config: OrchestratorConfig;
   readonly table: SandboxTable;
@@ -51,30 +53,12 @@ export interface Creation {
   counts(): { readonly createSuccesses: number; readonly createFails: number };
 }
 
-const CHANNEL_KEY_BYTES = 16;
-/** Longest look at the host's memory and disk, milliseconds. */
-const CAPACITY_TIMEOUT_MS = 5_000;
-
-/** Failures of a launch that a client should see as they are; any other one is a failed create (500). */
-const SHOWN_FAILURES: ReadonlySet<PlatformError['code']> = new Set([
-  'capacity',
-  'conflict',
-  'create_failed',
-  'deadline_exceeded',
-  'no_space',
-  'unavailable',
-]);
-
-function toCreateFailure(error: unknown): PlatformError {
-  const failure = PlatformError.fromUnknown(error);
-  if (SHOWN_FAILURES.has(failure.code)) return failure;
-  return new PlatformError('create_failed', 'the sandbox could not be started', { cause: failure });
+interface Admitted {
+  readonly entry: SandboxEntry;
+  readonly reservation: Reservation;
 }
 
-/** Cut off because somebody wanted it gone, not because anything went wrong. */
-function isDeliberate(reason: unknown): boolean {
-  return reason instanceof PlatformError && (reason.code === 'killed' || reason.code === 'unavailable');
-}
+const FAILED = 'the sandbox could not be started';
 
 export function createCreation(deps: CreationDependencies): Creation {
   const { clock, config, ending, log, metrics, table } = deps;
@@ -105,23 +89,22 @@ export function createCreation(deps: CreationDependencies): Creation {
       defaultWorkdir: config.defaultWorkdir,
       envdVersion: config.envdVersion,
       backend: deps.backend.name,
-      channelKey: deps.rng.bytes(CHANNEL_KEY_BYTES).toHex(),
+      channelKey: newChannelKey(deps.rng),
+      capture: undefined,
       runtime: undefined,
     };
   }
 
   /** A place on the host and an entry in the table, in one turn: nothing can come between the decision and its effect. */
-  async function admit(request: CreateSandbox, template: ReadyTemplate): Promise<SandboxEntry> {
-    const bounds = { what: "the host's memory and disk", timeoutMs: CAPACITY_TIMEOUT_MS, graceMs: 0 };
-    const host = await callWithin(clock, bounds, () => deps.hostCapacity());
+  async function admit(request: CreateSandbox, template: ReadyTemplate): Promise<Admitted> {
+    const host = await deps.placement.look();
     deps.refuseWhileClosing();
     const record = newRecord(request, template);
-    const reservation = deps.admission.reserve(record.resources, host);
-    const undo = createUndoStack({ clock, stepTimeoutMs: config.releaseTimeoutMs });
-    undo.push('place on the host', () => reservation.release());
-    const entry = table.add(record, reservation, undo);
+    const { held, reservation } = deps.placement.take(record.resources, host);
+    const captures = new Set<CaptureId>();
+    const entry = table.add(record, { held, captures, undo: deps.durable.undoOf(record.id, captures) });
     deps.owner.creating(record);
-    return entry;
+    return { entry, reservation };
   }
 
   function countFailure(entry: SandboxEntry, failure: PlatformError, error: unknown): void {
@@ -132,20 +115,36 @@ export function createCreation(deps: CreationDependencies): Creation {
   }
 
   /** The step of the sandbox's own queue. When it was aborted, whoever did that undoes it; otherwise it undoes itself. */
-  async function start(entry: SandboxEntry, template: ReadyTemplate, signal: AbortSignal): Promise<SandboxRecord> {
+  async function start(
+    { entry, reservation }: Admitted,
+    template: ReadyTemplate,
+    signal: AbortSignal,
+  ): Promise<SandboxRecord> {
     try {
-      const record = await deps.launch(entry, template, signal);
-      entry.reservation.settle();
+      const { record: planned } = entry;
+      const record = await deps.launch(
+        entry,
+        {
+          operation: 'create_warm',
+          snapshot: template.snapshot,
+          record: planned,
+          timeoutSeconds: planned.timeoutSeconds,
+        },
+        signal,
+      );
+      reservation.settle();
+      deps.owner.ready(record.id, clock.now() - record.createdAt);
       deps.templates.spawned(record.templateId);
       createSuccesses++;
       metrics.createSucceeded();
       return record;
     } catch (error) {
       if (signal.aborted) {
-        if (!isDeliberate(signal.reason)) countFailure(entry, toCreateFailure(signal.reason), signal.reason);
+        if (!isDeliberate(signal.reason))
+          countFailure(entry, toShownFailure(signal.reason, 'create_failed', FAILED), signal.reason);
         throw signal.reason;
       }
-      const failure = toCreateFailure(error);
+      const failure = toShownFailure(error, 'create_failed', FAILED);
       countFailure(entry, failure, error);
       const detail = `it could not be started (stage ${entry.stage})`;
       const cause: EndCause = { event: 'launch-failed', reason: 'create-failed', detail, error: failure };
@@ -159,12 +158,13 @@ export function createCreation(deps: CreationDependencies): Creation {
     async create(request) {
       deps.refuseWhileClosing();
       requireDuration('timeout', request.timeoutSeconds);
-      // The orchestrator cannot pause or resume yet; to accept and then kill would be a lie.
+      // Nothing pauses at a timeout or resumes for traffic yet; to accept and then kill would be a lie.
       if (request.onTimeout === 'pause') throw new PlatformError('unsupported_field', 'not supported: autoPause');
       if (request.autoResume) throw new PlatformError('unsupported_field', 'not supported: autoResume');
       const template = await deps.templates.resolve(request.template);
-      const entry = await admit(request, template);
-      return await deps.queue.run(entry.record.id, 'create', (signal) => start(entry, template, signal));
+      const admitted = await admit(request, template);
+      const { id } = admitted.entry.record;
+      return await deps.queue.run(id, 'create', (signal) => start(admitted, template, signal));
     },
     counts: () => ({ createSuccesses, createFails }),
   };

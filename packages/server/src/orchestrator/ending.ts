@@ -12,7 +12,7 @@ import type { OwnerLog } from './owner-log.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 
 export interface EndCause {
-  readonly event: Extract<SandboxEvent, 'kill' | 'runtime-ended' | 'launch-failed'>;
+  readonly event: Extract<SandboxEvent, 'kill' | 'runtime-ended' | 'launch-failed' | 'capture-lost'>;
   readonly reason: EndReason;
   /** One sentence for the log. */
   readonly detail: string;
@@ -89,7 +89,7 @@ export function createEnding(deps: EndingDependencies): Ending {
     const { id } = entry.record;
     const stage = deps.stages.start('kill', 'release');
     forgetRetry(entry);
-    const failure = await entry.undo.unwind();
+    const failure = (await entry.held.unwind()) ?? (await entry.undo.unwind());
     entry.ending = undefined;
     if (failure === undefined) {
       stage.end('ok');

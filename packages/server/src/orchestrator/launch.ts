@@ -8,16 +8,16 @@ import {
   type SandboxRecord,
 } from '@agentenv/core';
 import type { EnvdOptions, EnvdService } from '@agentenv/envd';
-import type { Backend, LaunchPlan, RunningSandbox, RuntimeEnd } from '@agentenv/runtime';
+import type { Backend, LaunchPlan, RunningSandbox, RuntimeEnd, StoredSnapshot } from '@agentenv/runtime';
 import type { StageMetrics } from '../observability/metrics.ts';
 import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
-import type { ReadyTemplate } from '../templates/template-registry.ts';
 import type { OrchestratorConfig } from './config.ts';
 import { createEngineStart } from './engine-start.ts';
 import type { OwnerLog } from './owner-log.ts';
 import type { RecordKeeper } from './record-keeper.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 import { createSocketGroup } from './socket-group.ts';
+import { createStages } from './stages.ts';
 
 export interface LaunchDependencies {
   readonly backend: Pick<Backend, 'restore'>;
@@ -28,7 +28,7 @@ export interface LaunchDependencies {
   readonly accessToken: (record: SandboxRecord) => string | undefined;
   readonly clock: Clock;
   readonly log: Log;
-  readonly owner: Pick<OwnerLog, 'journal' | 'ready' | 'agentLost'>;
+  readonly owner: Pick<OwnerLog, 'journal' | 'agentLost'>;
   readonly samples: Pick<SandboxMetrics, 'attach'>;
   readonly stages: StageMetrics;
   readonly config: OrchestratorConfig;
@@ -39,42 +39,35 @@ export interface LaunchDependencies {
 /** Longest orderly end of a guest API service, milliseconds; the engine must not have to wait for it. */
 const ENVD_END_TIMEOUT_MS = 1_000;
 
+export interface LaunchRequest {
+  /** For the figures of its stages. */
+  readonly operation: 'create_warm' | 'resume';
+  readonly snapshot: StoredSnapshot;
+  /** With the id and the key of the new generation; written before the engine is started. */
+  readonly record: SandboxRecord;
+  /** How long it may run from the moment it is ready, seconds. */
+  readonly timeoutSeconds: number;
+  readonly identity?: LaunchPlan['identity'];
+}
+
 /**
- * Brings a created entry to running: ledger record, engine, guest API, ledger record with the runtime's identity. Every
- * effect has its undo on the entry's stack before it is attempted. Throws what failed and leaves the undoing to the caller.
+ * Brings a sandbox to running: ledger record, engine, guest API, ledger record with the runtime's identity. Every effect
+ * has its undo on what the generation holds before it is attempted. Throws what failed and leaves the undoing to the
+ * caller.
  */
-export type Launch = (entry: SandboxEntry, template: ReadyTemplate, signal: AbortSignal) => Promise<SandboxRecord>;
+export type Launch = (entry: SandboxEntry, request: LaunchRequest, signal: AbortSignal) => Promise<SandboxRecord>;
 
 export function createLaunch(deps: LaunchDependencies): Launch {
   const { clock, config, keeper, table } = deps;
 
-  async function staged<T>(
-    entry: SandboxEntry,
-    stage: string,
-    signal: AbortSignal,
-    work: () => Promise<T>,
-  ): Promise<T> {
-    entry.stage = stage;
-    const timing = deps.stages.start('create_warm', stage);
-    try {
-      const result = await work();
-      signal.throwIfAborted();
-      timing.end('ok');
-      return result;
-    } catch (error) {
-      timing.end(signal.aborted ? 'canceled' : 'error');
-      throw error;
-    }
-  }
-
-  function startEngine(entry: SandboxEntry, template: ReadyTemplate, signal: AbortSignal): Promise<RunningSandbox> {
+  function startEngine(entry: SandboxEntry, request: LaunchRequest, signal: AbortSignal): Promise<RunningSandbox> {
     const { record } = entry;
     const engine = createEngineStart(clock, {
-      timeoutMs: config.createTimeoutMs,
+      timeoutMs: request.operation === 'resume' ? config.resumeTimeoutMs : config.createTimeoutMs,
       graceMs: config.killGraceMs,
       signal,
     });
-    entry.undo.push('engine', engine.stop);
+    entry.held.push('engine', engine.stop);
     const plan: LaunchPlan = {
       sandboxId: record.id,
       instanceId: record.instanceId,
@@ -83,8 +76,23 @@ export function createLaunch(deps: LaunchDependencies): Launch {
       network: record.network,
       channelKey: Uint8Array.fromHex(record.channelKey),
       hostname: record.id,
+      ...(request.identity === undefined ? {} : { identity: request.identity }),
     };
-    return engine.run((aborted) => deps.backend.restore(template.snapshot, plan, aborted));
+    return engine.run((aborted) => deps.backend.restore(request.snapshot, plan, aborted));
+  }
+
+  /** Tells of the end of this generation as long as it is the sandbox's; the answer knows whether it has ended. */
+  function watch(entry: SandboxEntry, running: RunningSandbox): () => RuntimeEnd | undefined {
+    let ended: RuntimeEnd | undefined;
+    const isCurrent = (): boolean => entry.record.instanceId === running.instanceId && entry.record.state !== 'paused';
+    void running.ended.then((end) => {
+      ended = end;
+      if (isCurrent()) deps.onRuntimeEnded(entry, end);
+    });
+    void running.agent.closed.then(({ kind }) => {
+      if (kind !== 'closed' && isCurrent()) deps.owner.agentLost(entry.record.id, kind);
+    });
+    return () => ended;
   }
 
   function startEnvd(entry: SandboxEntry, running: RunningSandbox): EnvdService {
@@ -101,7 +109,7 @@ export function createLaunch(deps: LaunchDependencies): Launch {
       defaultWorkdir: record.defaultWorkdir,
       envVars: record.envVars,
     });
-    entry.undo.push('guest API', async () => {
+    entry.held.push('guest API', async () => {
       try {
         const bounds = { what: 'the guest API', timeoutMs: ENVD_END_TIMEOUT_MS, graceMs: 0 };
         await callWithin(clock, bounds, async () => await envd[Symbol.asyncDispose]());
@@ -113,28 +121,33 @@ export function createLaunch(deps: LaunchDependencies): Launch {
     return envd;
   }
 
-  return async (entry, template, signal) => {
-    await staged(entry, 'record', signal, async () => {
-      entry.undo.push('ledger record', () => keeper.forget(entry.record.id));
-      await keeper.write(entry.record, signal);
+  return async (entry, request, signal) => {
+    const staged = createStages(deps.stages, request.operation, entry, signal);
+    await staged('record', async () => {
+      await keeper.write(request.record, signal);
+      signal.throwIfAborted();
+      table.update(entry, request.record);
     });
-    const running = await staged(entry, 'restore', signal, () => startEngine(entry, template, signal));
-    void running.ended.then((end) => deps.onRuntimeEnded(entry, end));
-    void running.agent.closed.then(({ kind }) => {
-      if (kind !== 'closed') deps.owner.agentLost(entry.record.id, kind);
-    });
+    const running = await staged('restore', () => startEngine(entry, request, signal));
+    const over = watch(entry, running);
 
-    return await staged(entry, 'commit', signal, async () => {
+    return await staged('commit', async () => {
       const envd = startEnvd(entry, running);
-      const { timeoutSeconds } = entry.record;
       const ready: SandboxRecord = {
         ...entry.record,
         state: 'running',
-        deadline: deadlineAfter(clock.now(), timeoutSeconds),
+        timeoutSeconds: request.timeoutSeconds,
+        deadline: deadlineAfter(clock.now(), request.timeoutSeconds),
         runtime: running.identity,
       };
       await keeper.write(ready, signal);
       signal.throwIfAborted();
+      const end = over();
+      if (end !== undefined) {
+        throw new PlatformError('create_failed', `the sandbox ended before it was ready: ${end.reason}`, {
+          details: { ...end },
+        });
+      }
       table.update(entry, ready);
       const sampling = deps.samples.attach(ready.id, running.agent);
       entry.generation = { running, envd, sockets: createSocketGroup(), sampling };
@@ -142,7 +155,6 @@ export function createLaunch(deps: LaunchDependencies): Launch {
         throw new PlatformError('internal', `a sandbox that is ${entry.record.state} cannot become ready`);
       }
       if (ready.deadline !== undefined) deps.deadlines.set(ready.id, ready.deadline);
-      deps.owner.ready(ready.id, clock.now() - ready.createdAt);
       return entry.record;
     });
   };

@@ -2,12 +2,28 @@ import type { ErrorCode } from '@agentenv/protocol';
 import type { RuntimeEndReason } from '@agentenv/runtime';
 
 /** Why a sandbox ended, as a closed set for labels. */
-export type EndReason = 'deleted' | 'expired' | 'shutdown' | 'create-failed' | 'overdue' | RuntimeEndReason;
+export type EndReason =
+  | 'deleted'
+  | 'expired'
+  | 'shutdown'
+  | 'create-failed'
+  | 'overdue'
+  | 'capture-lost'
+  | 'pause-failed'
+  | RuntimeEndReason;
 
 /** Counters of the life cycle, given in by whoever exports metrics. */
 export interface LifecycleMetrics {
   createSucceeded(): void;
   createFailed(code: ErrorCode): void;
+  pauseSucceeded(): void;
+  /** The sandbox runs on, or has ended. */
+  pauseFailed(code: ErrorCode): void;
+  resumeSucceeded(): void;
+  /** The sandbox is paused as before. */
+  resumeFailed(code: ErrorCode): void;
+  /** Its timeout could not pause a sandbox, however often it was tried. */
+  autoPauseGivenUp(): void;
   ended(reason: EndReason): void;
   /** A transition was older than its own deadline. */
   overdue(state: string): void;

@@ -56,7 +56,11 @@ export interface SocketGroup {
 /** The lifecycle of every sandbox on this host. Errors are PlatformErrors. Work survives the caller's disconnect. */
 export interface Orchestrator extends AsyncDisposable {
   create(request: CreateSandbox): Promise<SandboxRecord>;
-  /** Running: extends the deadline, never shortens it. `resumed` decides 200 or 201. */
+  /** Captures it with its memory and stops it. Joins a pause that is under way; a paused one is a `conflict`. */
+  pause(id: string): Promise<void>;
+  /** Lets a paused one go on for so long; joins a resume that is under way; a running one is a `conflict`. */
+  resume(id: string, timeoutSeconds: number): Promise<SandboxRecord>;
+  /** Running: extends the deadline, never shortens it. Paused: resumes it. `resumed` decides 200 or 201. */
   connect(id: string, timeoutSeconds: number): Promise<{ readonly record: SandboxRecord; readonly resumed: boolean }>;
   get(id: string): SandboxRecord;
   list(filter: ListFilter): ListPage;

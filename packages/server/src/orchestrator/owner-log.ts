@@ -12,6 +12,14 @@ export interface OwnerLog {
   createFailed(id: string, stage: string, code: ErrorCode): void;
   /** `createMs`: from the request to the guest's first answer. */
   ready(id: string, createMs: number): void;
+  /** Paused, as a former server left it. */
+  found(id: string): void;
+  pausing(id: string): void;
+  pauseFailed(id: string, stage: string, code: ErrorCode): void;
+  paused(id: string): void;
+  resuming(id: string): void;
+  resumeFailed(id: string, stage: string, code: ErrorCode): void;
+  resumed(record: SandboxRecord, resumeMs: number): void;
   agentLost(id: string, kind: ChannelClosed['kind']): void;
   timeoutChanged(record: SandboxRecord, operation: SandboxOperation): void;
   /** The last entry. What an engine said of its end is for the operator alone. */
@@ -42,6 +50,19 @@ export function createOwnerLog(logs: Pick<SandboxLogs, 'open' | 'append' | 'clos
     ready(id, createMs) {
       tell(id, 'info', 'guest agent answers', {}, 'agent');
       tell(id, 'info', 'sandbox is ready', { createMs: String(Math.round(createMs)) });
+    },
+    found(id) {
+      logs.open(id);
+      tell(id, 'info', 'sandbox is paused; the server was started again');
+    },
+    pausing: (id) => tell(id, 'info', 'sandbox is being paused'),
+    pauseFailed: (id, stage, code) => tell(id, 'error', 'sandbox could not be paused', { stage, code }),
+    paused: (id) => tell(id, 'info', 'sandbox is paused'),
+    resuming: (id) => tell(id, 'info', 'sandbox is being resumed'),
+    resumeFailed: (id, stage, code) => tell(id, 'error', 'sandbox could not be resumed', { stage, code }),
+    resumed({ id, timeoutSeconds }, resumeMs) {
+      const fields = { resumeMs: String(Math.round(resumeMs)), timeoutSeconds: String(timeoutSeconds) };
+      tell(id, 'info', 'sandbox is resumed', fields);
     },
     agentLost: (id, kind) => tell(id, 'error', 'guest agent is lost', { kind }, 'agent'),
     timeoutChanged({ id, deadline, timeoutSeconds }, operation) {

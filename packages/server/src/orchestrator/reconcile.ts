@@ -1,38 +1,68 @@
-import { type Clock, callWithin, type Log, type SandboxRecord } from '@agentenv/core';
+import { type CaptureId, type Clock, callWithin, type Log, type SandboxRecord } from '@agentenv/core';
 import type { Backend } from '@agentenv/runtime';
-import type { Ledger } from '@agentenv/storage';
+import type { CaptureStore, Ledger } from '@agentenv/storage';
 
 export interface ReconcileDependencies {
   readonly backend: Pick<Backend, 'reconcile'>;
-  readonly ledger: Pick<Ledger, 'loadSandboxes' | 'deleteSandbox'>;
+  readonly ledger: Pick<Ledger, 'loadSandboxes' | 'putSandbox' | 'deleteSandbox'>;
+  readonly captures: Pick<CaptureStore, 'list' | 'remove'>;
   readonly clock: Clock;
   readonly log: Log;
   readonly timeoutMs: number;
   readonly ledgerTimeoutMs: number;
 }
 
+export interface Reconciled {
+  /** Generations that were ended. */
+  readonly ended: number;
+  /** Sandboxes that are paused, as the ledger has them. */
+  readonly paused: readonly SandboxRecord[];
+}
+
 /**
- * Cleans up after a former server of this host, before anything else happens: every generation it left is ended, whether
- * the ledger knows it or not, then its records go. In this order, so that a crash in between is repaired by the next start.
- * Returns how many generations were ended. Throws when the ledger cannot be read or the backend cannot clean up.
+ * Cleans up after a former server of this host, before anything else happens. Every generation it left is ended, whether
+ * the ledger knows it or not. Then what was paused stays, a resume that was not finished is rolled back to paused, and
+ * all other records go; in the end the captures that no record names. In this order, so that a crash in between is
+ * repaired by the next start. Throws when ledger or captures cannot be read or the backend cannot clean up.
  */
-export async function reconcileAtStart(deps: ReconcileDependencies): Promise<number> {
-  const { backend, ledger, clock, log } = deps;
+export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Reconciled> {
+  const { backend, captures, ledger, clock, log } = deps;
   const ledgerBounds = { what: 'the ledger', timeoutMs: deps.ledgerTimeoutMs, graceMs: 0 };
+  const bounds = { what: 'cleaning up after a former server', timeoutMs: deps.timeoutMs, graceMs: 0 };
   const records: readonly SandboxRecord[] = await callWithin(clock, ledgerBounds, () => ledger.loadSandboxes());
+  const stored = await callWithin(clock, bounds, () => captures.list());
   const known = records.map(({ id, instanceId, runtime }) => ({
     sandboxId: id,
     instanceId,
     identity: runtime,
   }));
-  const { ended } = await callWithin(
-    clock,
-    { what: 'cleaning up after a former server', timeoutMs: deps.timeoutMs, graceMs: 0 },
-    () => backend.reconcile(known),
-  );
-  await callWithin(clock, ledgerBounds, () => Promise.all(records.map(({ id }) => ledger.deleteSandbox(id))));
-  if (ended > 0 || records.length > 0) {
-    log.warn({ records: records.length, ended }, 'ended what a former server of this host left behind');
+  const { ended } = await callWithin(clock, bounds, () => backend.reconcile(known));
+
+  const paused: SandboxRecord[] = [];
+  const over: SandboxRecord[] = [];
+  for (const record of records) {
+    const restorable = record.capture !== undefined && stored.has(record.capture);
+    const keep = record.state === 'paused' || record.state === 'resuming';
+    if (keep && restorable) paused.push({ ...record, state: 'paused', runtime: undefined });
+    else over.push(record);
+    if (keep && !restorable) log.error({ sandboxId: record.id }, 'a paused sandbox is lost: its capture is not there');
   }
-  return ended;
+  const resuming = new Set(records.filter(({ state }) => state === 'resuming').map(({ id }) => id));
+  await callWithin(clock, ledgerBounds, async () => {
+    await Promise.all([
+      ...paused.filter(({ id }) => resuming.has(id)).map((record) => ledger.putSandbox(record)),
+      ...over.map(({ id }) => ledger.deleteSandbox(id)),
+    ]);
+  });
+  const needed = new Set<string | undefined>(paused.map(({ capture }) => capture));
+  const orphans = [...stored].filter((name) => !needed.has(name));
+  await callWithin(clock, bounds, async () => {
+    for (const name of orphans) await captures.remove(name as CaptureId);
+  });
+  if (ended > 0 || over.length > 0 || orphans.length > 0) {
+    const counts = { records: over.length, ended, captures: orphans.length };
+    log.warn(counts, 'ended what a former server of this host left behind');
+  }
+  if (paused.length > 0) log.info({ sandboxes: paused.length }, 'paused sandboxes of a former server are here');
+  return { ended, paused };
 }

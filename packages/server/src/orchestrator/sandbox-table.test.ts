@@ -1,4 +1,4 @@
-import { createUndoStack, type Reservation, type SandboxRecord, SILENT_LOG } from '@agentenv/core';
+import { createUndoStack, type SandboxRecord, SILENT_LOG } from '@agentenv/core';
 import { createFakeClock, sandboxRecord } from '@agentenv/core/testing';
 import { describe, expect, test } from 'vitest';
 import { LIST_ALL } from '../testing/lifecycle-harness.ts';
@@ -15,13 +15,11 @@ function setUp() {
     deadlines: { creating: 1_000, killing: 5_000 },
     onOverdue: (entry) => overdue.push(`acted on ${entry.record.state}`),
   });
-  const reservation: Reservation = { resources: sandboxRecord().resources, settle() {}, release() {} };
+  const undoStack = () => createUndoStack({ clock, stepTimeoutMs: 1_000 });
   const add = (changes: Partial<SandboxRecord> = {}) =>
-    table.add(
-      sandboxRecord({ state: 'creating', ...changes }),
-      reservation,
-      createUndoStack({ clock, stepTimeoutMs: 1_000 }),
-    );
+    table.add(sandboxRecord({ state: 'creating', ...changes }), {
+      ...{ undo: undoStack(), held: undoStack(), captures: new Set() },
+    });
   return { clock, table, add, overdue };
 }
 

@@ -1,11 +1,11 @@
 import { createHash } from 'node:crypto';
 import {
   applyEvent,
+  type CaptureId,
   type Clock,
   createSandboxIndex,
   type Log,
   PlatformError,
-  type Reservation,
   SANDBOX_STATES,
   type SandboxEvent,
   type SandboxPage,
@@ -32,10 +32,14 @@ export interface Generation {
 /** A sandbox this server is responsible for. Its record changes through the table only. */
 export interface SandboxEntry {
   readonly record: SandboxRecord;
-  /** Its place on the host. */
-  readonly reservation: Reservation;
-  /** Everything it holds, its place and its ledger record included. */
+  /** What there is of it whether it runs or not: its ledger record and its captures. */
   readonly undo: UndoStack;
+  /** What its present generation holds: a place on the host, an engine, a guest API. A paused one holds nothing. */
+  held: UndoStack;
+  /** Every capture of it that may be on disk, complete or not. */
+  readonly captures: Set<CaptureId>;
+  /** How often in a row its timeout could not pause it. */
+  failedPauses: number;
   /** Published when the guest answers. */
   generation: Generation | undefined;
   /** What its running step is doing, for logs and errors. */
@@ -48,7 +52,7 @@ export interface SandboxEntry {
 
 export interface SandboxTable extends Disposable {
   readonly size: number;
-  add(record: SandboxRecord, reservation: Reservation, undo: UndoStack): SandboxEntry;
+  add(record: SandboxRecord, belongings: Pick<SandboxEntry, 'undo' | 'held' | 'captures'>): SandboxEntry;
   get(id: string): SandboxEntry | undefined;
   findByAccessToken(token: string): SandboxEntry | undefined;
   all(): readonly SandboxEntry[];
@@ -128,11 +132,13 @@ export function createSandboxTable(deps: SandboxTableDependencies): SandboxTable
     get size() {
       return entries.size;
     },
-    add(record, reservation, undo) {
+    add(record, { undo, held, captures }) {
       const entry: OwnedEntry = {
         record,
-        reservation,
         undo,
+        held,
+        captures,
+        failedPauses: 0,
         generation: undefined,
         stage: 'record',
         ending: undefined,

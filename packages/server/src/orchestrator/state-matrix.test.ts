@@ -8,23 +8,27 @@ import {
 import { describe, expect, test } from 'vitest';
 import { CREATE_BASE, LIST_ALL, type LifecycleHarness, startLifecycle } from '../testing/lifecycle-harness.ts';
 
-type Outcome = 'done' | 'waits, then done' | 'not_found' | 'joins' | 'pre-empts';
+type Outcome = 'done' | 'waits, then done' | 'not_found' | 'conflict' | 'not_proxyable' | 'joins' | 'pre-empts';
 type Column = SandboxOperation | 'get' | 'data plane' | 'list';
-/** States a sandbox can be in before pause, snapshot and fork are built, and the state of one that does not exist. */
-type Row = Extract<SandboxState, 'creating' | 'running' | 'killing'> | 'missing';
+/** States a sandbox can be in before snapshot and fork are built, and the state of one that does not exist. */
+type Row = Exclude<SandboxState, 'snapshotting' | 'forking'> | 'missing';
 
 /** State × operation, written by hand from the contract. */
 const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
   creating: {
+    pause: 'conflict',
+    resume: 'conflict',
     connect: 'waits, then done',
     timeout: 'waits, then done',
     refresh: 'waits, then done',
     kill: 'pre-empts',
     get: 'done',
-    'data plane': 'not_found',
+    'data plane': 'not_proxyable',
     list: 'done',
   },
   running: {
+    pause: 'done',
+    resume: 'conflict',
     connect: 'done',
     timeout: 'done',
     refresh: 'done',
@@ -33,7 +37,42 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     'data plane': 'done',
     list: 'done',
   },
+  pausing: {
+    pause: 'joins',
+    resume: 'conflict',
+    connect: 'waits, then done',
+    timeout: 'conflict',
+    refresh: 'conflict',
+    kill: 'pre-empts',
+    get: 'done',
+    'data plane': 'not_proxyable',
+    list: 'done',
+  },
+  paused: {
+    pause: 'conflict',
+    resume: 'done',
+    connect: 'done',
+    timeout: 'conflict',
+    refresh: 'conflict',
+    kill: 'done',
+    get: 'done',
+    'data plane': 'not_proxyable',
+    list: 'done',
+  },
+  resuming: {
+    pause: 'conflict',
+    resume: 'joins',
+    connect: 'waits, then done',
+    timeout: 'waits, then done',
+    refresh: 'waits, then done',
+    kill: 'pre-empts',
+    get: 'done',
+    'data plane': 'not_proxyable',
+    list: 'done',
+  },
   killing: {
+    pause: 'not_found',
+    resume: 'not_found',
     connect: 'not_found',
     timeout: 'not_found',
     refresh: 'not_found',
@@ -43,6 +82,8 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     list: 'not_found',
   },
   missing: {
+    pause: 'not_found',
+    resume: 'not_found',
     connect: 'not_found',
     timeout: 'not_found',
     refresh: 'not_found',
@@ -78,6 +119,28 @@ async function bring(to: Row): Promise<Situation> {
   }
   const { id } = await harness.orchestrator.create(CREATE_BASE);
   if (to === 'running') return { harness, id, finish: async () => undefined };
+  if (to === 'pausing') {
+    const capture = harness.world.faults.next('capture', { kind: 'hang' });
+    const pausing = harness.orchestrator.pause(id).catch((error: unknown) => error);
+    await capture.hit;
+    const finish = async () => {
+      capture.release();
+      return await pausing;
+    };
+    return { harness, id, finish };
+  }
+  if (to === 'paused' || to === 'resuming') {
+    await harness.orchestrator.pause(id);
+    if (to === 'paused') return { harness, id, finish: async () => undefined };
+    const start = harness.world.faults.next('start', { kind: 'hang' });
+    const resuming = harness.orchestrator.resume(id, 500).catch((error: unknown) => error);
+    await start.hit;
+    const finish = async () => {
+      start.release();
+      return await resuming;
+    };
+    return { harness, id, finish };
+  }
   const stop = harness.world.faults.next('stop', { kind: 'hang' });
   const killing = harness.orchestrator.kill(id, 'test');
   await stop.hit;
@@ -92,6 +155,10 @@ async function bring(to: Row): Promise<Situation> {
 function perform({ harness, id }: Situation, column: Column): Promise<unknown> {
   const { orchestrator } = harness;
   switch (column) {
+    case 'pause':
+      return orchestrator.pause(id);
+    case 'resume':
+      return orchestrator.resume(id, 1_000);
     case 'connect':
       return orchestrator.connect(id, 1_000);
     case 'timeout':
@@ -103,7 +170,10 @@ function perform({ harness, id }: Situation, column: Column): Promise<unknown> {
     case 'get':
       return (async () => orchestrator.get(id))();
     case 'data plane':
-      return orchestrator.target(id).kind === 'ready' ? Promise.resolve() : Promise.reject({ code: 'not_found' });
+      return (async () => {
+        const { kind } = orchestrator.target(id);
+        if (kind !== 'ready') throw { code: kind.replace('-', '_') };
+      })();
     case 'list':
       return orchestrator.list(LIST_ALL).sandboxes.some((record) => record.id === id)
         ? Promise.resolve()
@@ -133,7 +203,9 @@ describe('state × operation', () => {
         await situation.finish();
         break;
       case 'not_found':
-        expect(await operation).toMatchObject({ code: 'not_found' });
+      case 'conflict':
+      case 'not_proxyable':
+        expect(await operation).toMatchObject({ code: expected });
         await situation.finish();
         break;
       case 'waits, then done':
@@ -187,17 +259,28 @@ describe('state × operation', () => {
     const possible: Readonly<Record<OperationVerdict, readonly Outcome[]>> = {
       allow: ['done'],
       wait: ['waits, then done'],
-      // A running sandbox has no step that is cut off: the kill is simply done.
+      // A sandbox without a running step has nothing that is cut off: the kill is simply done.
       'pre-empt': ['pre-empts', 'done'],
-      join: ['joins'],
+      // A connect that joins a resume still makes sure of its own timeout.
+      join: ['joins', 'waits, then done'],
       'not-found': ['not_found'],
-      resume: [],
-      conflict: [],
+      resume: ['done'],
+      conflict: ['conflict'],
     };
-    for (const state of ['creating', 'running', 'killing'] as const) {
+    for (const state of ['creating', 'running', 'pausing', 'paused', 'resuming', 'killing'] as const) {
       for (const operation of SANDBOX_OPERATIONS) {
         expect(possible[OPERATION_RULES[operation][state]]).toContain(MATRIX[state][operation]);
       }
     }
+  });
+
+  test('a conflict names the state', async () => {
+    const { harness, id } = await bring('paused');
+    await expect(harness.orchestrator.setTimeout(id, 10)).rejects.toMatchObject({
+      code: 'conflict',
+      message: `sandbox '${id}' is paused`,
+    });
+    await expect(harness.orchestrator.setTimeout(id, 0)).rejects.toMatchObject({ code: 'conflict' });
+    expect(harness.orchestrator.get(id).state).toBe('paused');
   });
 });

@@ -16,7 +16,8 @@ import {
 } from '@agentenv/core/testing';
 import type { EnvdOptions, EnvdService } from '@agentenv/envd';
 import { type Backend, createFakeBackend, createFakeWorld, type FakeWorld } from '@agentenv/runtime';
-import { createMemoryDisk, type MemoryDisk, openMemoryLedger } from '@agentenv/storage/testing';
+import type { CaptureStore } from '@agentenv/storage';
+import { createMemoryDisk, type MemoryDisk, openMemoryCaptures, openMemoryLedger } from '@agentenv/storage/testing';
 import { createMetrics } from '../observability/metrics.ts';
 import { createSandboxLogs, DEFAULT_SANDBOX_LOG_LIMITS, type SandboxLogs } from '../observability/sandbox-logs.ts';
 import {
@@ -67,6 +68,7 @@ export interface HarnessOptions {
   readonly intercept?: LedgerIntercept;
   readonly createEnvd?: (options: EnvdOptions) => EnvdService;
   readonly wrapBackend?: (backend: Backend) => Backend;
+  readonly wrapCaptures?: (captures: CaptureStore) => CaptureStore;
   readonly limits?: Partial<AdmissionLimits>;
   readonly hostCapacity?: () => Promise<HostCapacity>;
   readonly config?: Partial<OrchestratorConfig>;
@@ -105,6 +107,11 @@ function recordMetrics(counted: string[]): LifecycleMetrics {
   return {
     createSucceeded: () => counted.push('createSucceeded'),
     createFailed: (code) => counted.push(`createFailed:${code}`),
+    pauseSucceeded: () => counted.push('pauseSucceeded'),
+    pauseFailed: (code) => counted.push(`pauseFailed:${code}`),
+    resumeSucceeded: () => counted.push('resumeSucceeded'),
+    resumeFailed: (code) => counted.push(`resumeFailed:${code}`),
+    autoPauseGivenUp: () => counted.push('autoPauseGivenUp'),
     ended: (reason) => counted.push(`ended:${reason}`),
     overdue: (state) => counted.push(`overdue:${state}`),
     releaseFailed: (step) => counted.push(`releaseFailed:${step}`),
@@ -124,6 +131,8 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
   const ledger = options.intercept === undefined ? memory : interceptLedger(memory, options.intercept);
   const fake = createFakeBackend({ world });
   const backend = options.wrapBackend?.(fake) ?? fake;
+  const kept = openMemoryCaptures({ disk, files: world.artifacts });
+  const captures = options.wrapCaptures?.(kept) ?? kept;
   const rng = createSeededRandom(options.seed ?? 1);
   const ids = createUuidSource({ clock, rng });
   const { stages } = createMetrics();
@@ -159,6 +168,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
   const orchestrator = await createOrchestrator({
     backend,
     ledger,
+    captures,
     templates,
     createEnvd:
       options.createEnvd ??
@@ -209,6 +219,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
       const left = {
         machines: world.machines.size,
         records: disk.sandboxes.size,
+        captures: disk.captures.size,
         listed: orchestrator.list(LIST_ALL).sandboxes.length,
         sandboxes: Object.values(orchestrator.status().sandboxes).reduce((sum, count) => sum + count, 0),
         places: admission.status().sandboxes,

@@ -68,6 +68,16 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
       index.put(sandbox);
       return sandbox;
     },
+    async pause(id) {
+      record('pause', id);
+      index.put({ ...get(id), state: 'paused' });
+    },
+    async resume(id, timeoutSeconds) {
+      record('resume', id, timeoutSeconds);
+      const resumed = { ...get(id), state: 'running' as const };
+      index.put(resumed);
+      return resumed;
+    },
     async connect(id, timeoutSeconds) {
       record('connect', id, timeoutSeconds);
       return { record: get(id), resumed: get(id).state === 'paused' };

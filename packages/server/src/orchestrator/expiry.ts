@@ -1,0 +1,78 @@
+import { type Clock, createDeadlineQueue, type DeadlineQueue, type KeyedQueue, type Log } from '@agentenv/core';
+import type { OrchestratorConfig } from './config.ts';
+import type { EndCause } from './ending.ts';
+import type { LifecycleMetrics } from './lifecycle-metrics.ts';
+import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
+
+export interface ExpiryDependencies {
+  /** Looked at when a time has come: it exists only after the queue of deadlines. */
+  readonly table: () => Pick<SandboxTable, 'get'>;
+  readonly queue: Pick<KeyedQueue, 'current'>;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly metrics: Pick<LifecycleMetrics, 'autoPauseGivenUp'>;
+  readonly config: Pick<OrchestratorConfig, 'autoEvictIntervalMs' | 'pauseFailure'>;
+  readonly pause: (id: string) => Promise<unknown>;
+  readonly end: (entry: SandboxEntry, cause: Pick<EndCause, 'reason' | 'detail'>) => void;
+}
+
+/** How soon an expiry that met a busy sandbox looks again, milliseconds. */
+const RECHECK_MS = 50;
+/** A pause at the timeout that fails is tried again this often … */
+const PAUSE_RETRIES = 3;
+/** … and this far apart, milliseconds: within a minute in all. */
+const PAUSE_RETRY_MS = 20_000;
+
+/** The deadlines of running sandboxes, and what happens when one passes. */
+export function createExpiry(deps: ExpiryDependencies): DeadlineQueue {
+  const { clock, config, log } = deps;
+  const deadlines = createDeadlineQueue({ clock, maxWaitMs: config.autoEvictIntervalMs }, expire);
+
+  /** The entry, when its time has really come and nothing is under way that may change that. */
+  function due(id: string): SandboxEntry | undefined {
+    const entry = deps.table().get(id);
+    if (entry === undefined || entry.record.state === 'killing' || entry.record.state === 'paused') return undefined;
+    if (entry.record.state !== 'running' || deps.queue.current(id) !== undefined) {
+      // A step that may change the deadline is under way: decide when it is done, never on a stale reading.
+      deadlines.set(id, clock.now() + RECHECK_MS);
+      return undefined;
+    }
+    if (entry.record.deadline !== undefined && entry.record.deadline > clock.now()) {
+      deadlines.set(id, entry.record.deadline);
+      return undefined;
+    }
+    return entry;
+  }
+
+  async function pause(entry: SandboxEntry): Promise<void> {
+    const { id } = entry.record;
+    try {
+      await deps.pause(id);
+    } catch {
+      // Logged and counted where it failed.
+      if (entry.record.state !== 'running' || deps.table().get(id) !== entry) return;
+      entry.failedPauses++;
+      if (entry.failedPauses <= PAUSE_RETRIES) deadlines.set(id, clock.now() + PAUSE_RETRY_MS);
+      else giveUp(entry);
+    }
+  }
+
+  function giveUp(entry: SandboxEntry): void {
+    const { id } = entry.record;
+    const detail = `its timeout could not pause it in ${entry.failedPauses} attempts`;
+    entry.failedPauses = 0;
+    deadlines.delete(id);
+    deps.metrics.autoPauseGivenUp();
+    log.error({ sandboxId: id, policy: config.pauseFailure }, detail);
+    if (config.pauseFailure === 'kill') deps.end(entry, { reason: 'pause-failed', detail });
+  }
+
+  function expire(id: string): void {
+    const entry = due(id);
+    if (entry === undefined) return;
+    if (entry.record.onTimeout === 'pause') void pause(entry);
+    else deps.end(entry, { reason: 'expired', detail: `its timeout of ${entry.record.timeoutSeconds} s passed` });
+  }
+
+  return deadlines;
+}

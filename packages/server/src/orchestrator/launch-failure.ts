@@ -1,0 +1,26 @@
+import { PlatformError } from '@agentenv/core';
+
+/** Failures of a step of the life cycle that a client should see as they are. */
+const SHOWN_FAILURES: ReadonlySet<PlatformError['code']> = new Set([
+  'capacity',
+  'conflict',
+  'create_failed',
+  'deadline_exceeded',
+  'no_space',
+  'unavailable',
+]);
+
+/** What a client sees of a failed step; anything it could not make sense of becomes `code` with `message`. */
+export function toShownFailure(
+  error: unknown,
+  code: Extract<PlatformError['code'], 'create_failed' | 'internal'>,
+  message: string,
+): PlatformError {
+  const failure = PlatformError.fromUnknown(error);
+  return SHOWN_FAILURES.has(failure.code) ? failure : new PlatformError(code, message, { cause: failure });
+}
+
+/** Cut off because somebody wanted it gone, not because anything went wrong. */
+export function isDeliberate(reason: unknown): boolean {
+  return reason instanceof PlatformError && (reason.code === 'killed' || reason.code === 'unavailable');
+}

@@ -26,7 +26,7 @@ async function inParallel<T>(items: readonly T[], width: number, work: (item: T)
 /** Answers of 500 and above since the server started. */
 async function serverErrors(server: TestServer): Promise<number> {
   const metrics = await (await fetch(`${server.url}/metrics`)).text();
-  const counts = metrics.matchAll(/^agentenv_http_request_duration_seconds_count\{[^}]*status="5\d\d"[^}]*\} (\d+)/gm);
+  const counts = metrics.matchAll(/^agentenv_http_request_duration_seconds_count\{[^}]*status="5xx"[^}]*\} (\d+)/gm);
   return [...counts].reduce((sum, [, count]) => sum + Number(count), 0);
 }
 

@@ -11,9 +11,12 @@ beforeAll(async () => {
   cli = await createCli(server);
 });
 afterAll(async () => {
-  await cli[Symbol.asyncDispose]();
-  expect(await server.stop()).toBe(0);
-  await server[Symbol.asyncDispose]();
+  try {
+    await cli?.[Symbol.asyncDispose]();
+    expect(await server?.stop()).toBe(0);
+  } finally {
+    await server?.[Symbol.asyncDispose]();
+  }
 });
 
 /** A sandbox made by the CLI, gone with the test. */

@@ -12,7 +12,7 @@ beforeAll(async () => {
 });
 afterAll(async () => {
   await sandbox?.kill();
-  await server[Symbol.asyncDispose]();
+  await server?.[Symbol.asyncDispose]();
 });
 
 describe('@e2b/code-interpreter@2.8.0', () => {

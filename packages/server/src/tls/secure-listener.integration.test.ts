@@ -196,14 +196,13 @@ describe('HTTP/2 to a port of a sandbox', () => {
     const closed = Promise.withResolvers<void>();
     handle = (request, response) => {
       if (request.url === '/cancel') request.once('close', closed.resolve);
-      else setTimeout(() => response.end('fine'), 100);
+      else void closed.promise.then(() => response.end('fine'));
     };
     const canceled = session.request({ ':path': '/cancel' });
     canceled.on('error', () => {});
     const other = ask({ ':path': '/' });
     await vi.waitUntil(() => ingress.sockets.size === 2, { timeout: 5_000 });
     canceled.close(8);
-    await closed.promise;
     expect((await other).body).toBe('fine');
   });
 
@@ -300,9 +299,11 @@ describe('HTTP/1.1 over TLS', () => {
   });
 
   it('lets a client end its side and still gives it its answer', async () => {
+    const ended = Promise.withResolvers<void>();
+    ingress.server.once('connection', (connection) => connection.once('end', ended.resolve));
     handle = (_request, response) => {
       response.write('first;');
-      setTimeout(() => response.end('last'), 200);
+      void ended.promise.then(() => response.end('last'));
     };
     const host = ingress.host(PORT);
     const socket = connectTls({

@@ -90,6 +90,20 @@ describe('the log of a sandbox', () => {
     for (const id of ['i0', 'i1', 'i2', 'i3']) expect(messages({}, id)?.length).toBeGreaterThan(10);
   });
 
+  it('forgets a sandbox that has ended with the last entry it loses to others', () => {
+    logs = createSandboxLogs({ clock, limits: { ...LIMITS, bytes: 10_000 } });
+    for (let number = 0; number < 100; number++) {
+      logs.open(`ended${number}`);
+      logs.append(`ended${number}`, entry('x'.repeat(400)));
+      logs.close(`ended${number}`);
+    }
+    expect(logs.read('ended0', ALL)).toBeUndefined();
+    expect(messages({}, 'ended99')).toHaveLength(1);
+    const { sandboxes, entries } = logs.status();
+    expect(sandboxes).toBe(entries);
+    expect(clock.pendingTimers).toBe(sandboxes);
+  });
+
   it('cuts what is too long, and too many fields', () => {
     const fields = Object.fromEntries(Array.from({ length: 100 }, (_, index) => [`f${index}`, 'y'.repeat(5_000)]));
     logs.append('i1', { ...entry('x'.repeat(100_000)), fields });

@@ -46,7 +46,7 @@ export interface SandboxLogs extends Disposable {
   append(id: string, entry: SandboxLogEntry): void;
   /** Nothing more is written; what there is can be read for a while. */
   close(id: string): void;
-  /** Undefined: nobody knows that sandbox (any more). */
+  /** Undefined: nobody knows that sandbox (any more), or it has ended and the last of its entries had to go. */
   read(id: string, query: LogQuery): readonly StoredLogEntry[] | undefined;
   status(): { readonly sandboxes: number; readonly entries: number; readonly bytes: number; readonly dropped: number };
 }
@@ -58,6 +58,7 @@ interface Kept {
 }
 
 interface SandboxLog {
+  readonly id: string;
   /** In the order of their time. */
   readonly entries: Set<Kept>;
   bytes: number;
@@ -91,6 +92,8 @@ export function createSandboxLogs(deps: { readonly clock: Clock; readonly limits
     for (const kept of entries) {
       remove(kept);
       dropped++;
+      // Nothing will be written there, and ended sandboxes without number must not be kept for nothing.
+      if (kept.owner.closed && kept.owner.entries.size === 0) forget(kept.owner.id);
       return;
     }
   }
@@ -106,7 +109,7 @@ export function createSandboxLogs(deps: { readonly clock: Clock; readonly limits
   return {
     open(id) {
       if (logs.has(id)) return;
-      logs.set(id, { entries: new Set(), bytes: 0, lastAt: 0, expiry: undefined, closed: false });
+      logs.set(id, { id, entries: new Set(), bytes: 0, lastAt: 0, expiry: undefined, closed: false });
     },
     append(id, entry) {
       const owner = logs.get(id);

@@ -7,6 +7,7 @@ import {
   type SampleCodec,
   type SampleSeries,
 } from '@agentenv/core';
+import { delay } from '../delay.ts';
 
 /** What a guest used at one moment; sizes in bytes. */
 export interface MetricSample extends Omit<GuestMetrics, 'agentRss'> {
@@ -120,7 +121,7 @@ export function createSandboxMetrics(deps: SandboxMetricsDependencies): SandboxM
       const { agentRss: _, ...metrics } = await callWithin(clock, bounds, async (signal) => {
         if (series.length === 0) {
           await agent.metrics(signal);
-          await passed(config.firstLookMs);
+          if (config.firstLookMs > 0) await delay(clock, config.firstLookMs, signal);
         }
         return await agent.metrics(signal);
       });
@@ -133,13 +134,6 @@ export function createSandboxMetrics(deps: SandboxMetricsDependencies): SandboxM
       deps.onSample('error');
       log.debug({ sandboxId: id, err: error }, 'metrics of a sandbox could not be read');
     }
-  }
-
-  async function passed(milliseconds: number): Promise<void> {
-    if (milliseconds === 0) return;
-    const { promise, resolve } = Promise.withResolvers<void>();
-    clock.timer(milliseconds, resolve);
-    await promise;
   }
 
   function intervalOf({ series, readUntil }: Watched): number {

@@ -1,6 +1,7 @@
 import type { Duplex } from 'node:stream';
 import type { Agent } from '@agentenv/agent';
 import { type Clock, callWithin, type Log, PlatformError } from '@agentenv/core';
+import { delay } from '../delay.ts';
 import type { SocketGroup } from '../orchestrator/orchestrator.ts';
 import type { DataPlaneProblem } from './answers.ts';
 
@@ -62,7 +63,7 @@ export function createGuestConnections({ clock, log, maxConnections }: GuestConn
       } catch (error) {
         const pause = RETRY_PAUSES_MS[attempts];
         if (!isRefused(error) || pause === undefined) throw error;
-        await wait(clock, pause, signal);
+        await delay(clock, pause, signal);
       }
     }
   }
@@ -112,17 +113,4 @@ function problemOf(error: unknown, port: number, log: Log): Exclude<ConnectOutco
   if (code === 'sandbox_unavailable') return { kind: 'not-found' };
   if (!isRefused(error) && code !== 'deadline_exceeded') log.warn({ port, err: error }, 'a port could not be reached');
   return { kind: 'port-closed', port };
-}
-
-async function wait(clock: Clock, milliseconds: number, signal: AbortSignal): Promise<void> {
-  signal.throwIfAborted();
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
-  const abort = (): void => reject(signal.reason);
-  using _timer = clock.timer(milliseconds, resolve);
-  signal.addEventListener('abort', abort, { once: true });
-  try {
-    await promise;
-  } finally {
-    signal.removeEventListener('abort', abort);
-  }
 }

@@ -129,18 +129,18 @@ function passRefusal(answer: IncomingMessage, socket: Socket): void {
     // Without a length the end of the connection is the end of the answer: a broken one must not end in order.
     if (!answer.complete) resetSocket(socket);
   });
-  answer.once('end', () => leave(socket));
+  answer.once('end', () => linger(socket));
   answer.pipe(socket);
 }
 
 function writeRawAnswer(socket: Socket, answer: DataPlaneAnswer): void {
   const head = [...Object.entries(headersOf(answer)).flat(), 'connection', 'close'];
   socket.end(rawHead(answer.status, STATUS_CODES[answer.status] ?? '', head) + answer.body);
-  leave(socket);
+  linger(socket);
 }
 
 /** Lets the client read the last answer: a connection closed with bytes unread would be reset under it. */
-function leave(socket: Socket): void {
+function linger(socket: Socket): void {
   socket.setTimeout(LINGER_MS);
   socket.resume();
 }

@@ -32,7 +32,7 @@ async function startServer(signal: AbortSignal) {
       `deps_path = "${join(REPOSITORY, '.aenv/artifacts')}"`,
     ].join('\n'),
   );
-  const child = spawn(process.execPath, [join(REPOSITORY, 'packages/server/src/main.ts'), '--config', config], {
+  const child = spawn(join(REPOSITORY, 'aenv'), ['server', '--config', config], {
     stdio: ['ignore', 'pipe', 'pipe'],
     env: { PATH: process.env.PATH, AENV_API_KEY: apiKey },
   });

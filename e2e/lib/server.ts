@@ -105,7 +105,7 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
   let output = '';
   let exited: Promise<number | null>;
   const launch = async () => {
-    child = spawn(process.execPath, [join(REPOSITORY, 'packages/server/src/main.ts'), '--config', configPath], {
+    child = spawn(join(REPOSITORY, 'aenv'), ['server', '--config', configPath], {
       stdio: ['ignore', 'pipe', 'pipe'],
       env: { PATH: process.env.PATH, AENV_API_KEY: apiKey },
     });

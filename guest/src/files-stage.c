@@ -259,16 +259,17 @@ static struct stage prepare(struct target *target) {
 static uint64_t receive(struct ring *body, const struct stage *stage, const char *path) {
   uint64_t total = 0;
   for (;;) {
+    bool complete = ring_has_ended(body);
     size_t length;
     const uint8_t *at = ring_filled(body, &length);
     if (length > 0) {
       if (write_all(stage->fd, at, length) != 0) fail(stage, errno, path);
       ring_consume(body, length);
       total += length;
+    } else if (complete) {
+      return total;
     } else if (ring_await_data(body)) {
       ring_sleep(body->filled);
-    } else if (ring_has_ended(body) && (ring_filled(body, &length), length == 0)) {
-      return total;
     }
   }
 }

@@ -44,6 +44,7 @@ struct job {
   struct inflow in;   /* write-file */
   struct outflow out; /* read-file */
   struct ring ring;   /* the body of either */
+  bool body_ended;    /* write-file: all of it is in the ring */
   bool started;
   bool killed;
   bool responded;
@@ -146,23 +147,31 @@ static const struct stream_ops stream_ops = {
 
 /* --- the body --------------------------------------------------------------------------------------------------- */
 
+/* The second look finds what came between the first and the wish to be woken; a worker that shows and hides it in turns gets
+ * no third. */
+#define LOOKS 2
+
 static ssize_t body_take(struct inflow *flow, const uint8_t *data, size_t length) {
-  struct job *job = container_of(flow, struct job, in);
-  size_t room;
-  uint8_t *at = ring_free(&job->ring, &room);
-  if (room == 0) {
-    if (!ring_await_space(&job->ring)) return body_take(flow, data, length);
-    errno = EAGAIN;
-    return -1;
+  struct ring *ring = &container_of(flow, struct job, in)->ring;
+  for (int look = 0; look < LOOKS; look++) {
+    size_t room;
+    uint8_t *at = ring_free(ring, &room);
+    room = minimum(room, length);
+    if (room > 0) {
+      bulk_copy(at, data, room);
+      ring_publish(ring, room, RING_WHEN_WORTHWHILE);
+      return (ssize_t)room;
+    }
+    if (ring_await_space(ring)) break;
   }
-  room = minimum(room, length);
-  bulk_copy(at, data, room);
-  ring_publish(&job->ring, room, RING_WHEN_WORTHWHILE);
-  return (ssize_t)room;
+  errno = EAGAIN;
+  return -1;
 }
 
 static void body_complete(struct inflow *flow) {
-  ring_end(&container_of(flow, struct job, in)->ring);
+  struct job *job = container_of(flow, struct job, in);
+  job->body_ended = true;
+  ring_end(&job->ring);
   inflow_stop(flow);
 }
 
@@ -174,23 +183,23 @@ static void body_refused(struct inflow *flow, int error) {
 
 static ssize_t body_give(struct outflow *flow, uint8_t *into, size_t room) {
   struct job *job = container_of(flow, struct job, out);
-  size_t length;
-  const uint8_t *at = ring_filled(&job->ring, &length);
-  if (length == 0) {
+  struct ring *ring = &job->ring;
+  for (int look = 0; look < LOOKS; look++) {
     /* A worker that is gone adds nothing, whether it came to the end or not; its exit status tells. */
-    if (ring_has_ended(&job->ring) || job->reaped) {
-      ring_filled(&job->ring, &length);
-      if (length == 0) return 0;
-      return body_give(flow, into, room);
+    bool over = ring_has_ended(ring) || job->reaped;
+    size_t length;
+    const uint8_t *at = ring_filled(ring, &length);
+    length = minimum(length, room);
+    if (length > 0) {
+      bulk_copy(into, at, length);
+      ring_consume(ring, length);
+      return (ssize_t)length;
     }
-    if (!ring_await_data(&job->ring)) return body_give(flow, into, room);
-    errno = EAGAIN;
-    return -1;
+    if (over) return 0;
+    if (ring_await_data(ring)) break;
   }
-  length = minimum(length, room);
-  bulk_copy(into, at, length);
-  ring_consume(&job->ring, length);
-  return (ssize_t)length;
+  errno = EAGAIN;
+  return -1;
 }
 
 /* The body of a read-file is complete only if its worker says so by its exit status. */
@@ -226,6 +235,11 @@ static void worker_result(struct job *job, const uint8_t *payload, size_t length
     return;
   }
   if (job->stream.ops == NULL) return;
+  if (job->op == OP_WRITE_FILE && status == STATUS_OK && !job->body_ended) {
+    respond_error(job, STATUS_IO, 0, "the file worker did not wait for the end of the body");
+    end(job);
+    return;
+  }
   job->responded = true;
   channel_respond_raw(&job->agent->channel, job->stream.id, payload, length);
   if (job->op == OP_READ_FILE && status == STATUS_OK) {
@@ -281,6 +295,7 @@ static bool start(struct job *job) {
   const int keep[] = {job->ring.filled, job->ring.drained};
   struct helper_plan plan = {.run = files_run, .context = &task, .keep = keep, .keep_count = has_body ? 2 : 0};
   if (!helper_start(&job->helper, job->agent, &worker_ops, &plan)) return false;
+  if (has_body) ring_keep_from_forks(&job->ring);
   job->started = true;
   free(job->body);
   job->body = NULL;

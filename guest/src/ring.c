@@ -15,7 +15,7 @@
 #define WORTHWHILE (RING_SIZE / 4)
 #define STATE_SIZE 4096u
 
-/* `written` and `read` count bytes and wrap around; their difference is what the ring holds. */
+/* `written` and `read` count bytes and wrap around, as RING_SIZE divides their range; their difference is what the ring holds. */
 struct ring_state {
   _Atomic uint32_t written;
   _Atomic uint32_t read;
@@ -39,6 +39,8 @@ bool ring_open(struct ring *ring) {
   return false;
 }
 
+void ring_keep_from_forks(const struct ring *ring) { madvise(ring->state, STATE_SIZE + RING_SIZE, MADV_DONTFORK); }
+
 void ring_close(struct ring *ring) {
   if (ring->state == NULL) return;
   munmap(ring->state, STATE_SIZE + RING_SIZE);
@@ -54,21 +56,28 @@ static void wake(_Atomic uint32_t *waits, int event) {
   (void)ignored;
 }
 
-/* The other side is a process of its own: what it wrote is not taken for granted. */
-static uint32_t held(const struct ring *ring) {
-  uint32_t bytes = atomic_load(&ring->state->written) - atomic_load(&ring->state->read);
+/* What the ring holds as its producer and its consumer see it. The count of the other side is not taken for granted. */
+static uint32_t held_after_producer(const struct ring *ring) {
+  uint32_t bytes = ring->own_count - atomic_load(&ring->state->read);
+  return minimum(bytes, RING_SIZE);
+}
+
+static uint32_t held_for_consumer(const struct ring *ring) {
+  uint32_t bytes = atomic_load(&ring->state->written) - ring->own_count;
   return minimum(bytes, RING_SIZE);
 }
 
 uint8_t *ring_free(const struct ring *ring, size_t *length) {
-  uint32_t at = atomic_load(&ring->state->written) % RING_SIZE;
-  *length = minimum(RING_SIZE - held(ring), RING_SIZE - at);
+  uint32_t at = ring->own_count % RING_SIZE;
+  uint32_t room = RING_SIZE - held_after_producer(ring);
+  *length = minimum(room, RING_SIZE - at);
   return ring->data + at;
 }
 
 void ring_publish(struct ring *ring, size_t length, enum ring_wake how) {
-  atomic_fetch_add(&ring->state->written, (uint32_t)length);
-  if (how == RING_AT_ONCE || held(ring) >= WORTHWHILE) wake(&ring->state->consumer_waits, ring->filled);
+  ring->own_count += (uint32_t)length;
+  atomic_store(&ring->state->written, ring->own_count);
+  if (how == RING_AT_ONCE || held_after_producer(ring) >= WORTHWHILE) wake(&ring->state->consumer_waits, ring->filled);
 }
 
 void ring_end(struct ring *ring) {
@@ -79,28 +88,29 @@ void ring_end(struct ring *ring) {
 bool ring_await_space(struct ring *ring) {
   atomic_store(&ring->state->producer_waits, 1);
   /* Looked at after the wish is known: a consumer that made room in between either sees it or is seen. */
-  if (held(ring) == RING_SIZE) return true;
+  if (held_after_producer(ring) == RING_SIZE) return true;
   atomic_store(&ring->state->producer_waits, 0);
   return false;
 }
 
 const uint8_t *ring_filled(const struct ring *ring, size_t *length) {
-  uint32_t at = atomic_load(&ring->state->read) % RING_SIZE;
-  uint32_t bytes = held(ring);
+  uint32_t at = ring->own_count % RING_SIZE;
+  uint32_t bytes = held_for_consumer(ring);
   *length = minimum(bytes, RING_SIZE - at);
   return ring->data + at;
 }
 
 void ring_consume(struct ring *ring, size_t length) {
-  atomic_fetch_add(&ring->state->read, (uint32_t)length);
-  if (held(ring) <= RING_SIZE / 2) wake(&ring->state->producer_waits, ring->drained);
+  ring->own_count += (uint32_t)length;
+  atomic_store(&ring->state->read, ring->own_count);
+  if (held_for_consumer(ring) <= RING_SIZE / 2) wake(&ring->state->producer_waits, ring->drained);
 }
 
 bool ring_has_ended(const struct ring *ring) { return atomic_load(&ring->state->ended) != 0; }
 
 bool ring_await_data(struct ring *ring) {
   atomic_store(&ring->state->consumer_waits, 1);
-  if (held(ring) == 0 && !ring_has_ended(ring)) return true;
+  if (held_for_consumer(ring) == 0 && !ring_has_ended(ring)) return true;
   atomic_store(&ring->state->consumer_waits, 0);
   return false;
 }

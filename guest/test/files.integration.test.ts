@@ -66,6 +66,15 @@ describe('write-file', () => {
     expect((await stat(path)).size).toBe(0);
   });
 
+  test.each([524_288, 524_289, 5_000_001, 9_437_184])('%i bytes are exactly those', async (size) => {
+    const path = join(directory, 'long');
+    for (const content of [randomBytes(size), randomBytes(size)]) {
+      expect(await write(path, content)).toEqual({ size: BigInt(size) });
+      expect(content.equals(await readFile(path))).toBe(true);
+      expect((await stat(path)).blocks * 512).toBeLessThan(size + 65_536);
+    }
+  });
+
   test('writes through links, even to what does not exist yet', async () => {
     await symlink('target', join(directory, 'link'));
     await symlink(join(directory, 'link'), join(directory, 'link2'));

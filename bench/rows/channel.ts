@@ -1,3 +1,4 @@
+import { rootProcess } from '@agentenv/agent/testing';
 import { Sandbox } from 'e2b';
 import { openBareHost } from '../lib/bare.ts';
 import type { Bench } from '../lib/row.ts';
@@ -56,17 +57,8 @@ export const channel: Bench = {
     // A process has to make the bytes and push them through a pipe; through the raw agent that is the nearer floor.
     const pipe = await repeat(samples, () =>
       rate(async () => {
-        const child = await machine.agent.spawn({
-          user: 'root',
-          argv: ['/bin/bash', '-l', '-c', `head -c ${BYTES} /dev/zero`],
-          env: {},
-          cwd: '/',
-          defaultCwd: '/',
-          stdin: false,
-          tag: '',
-          config: new Uint8Array(),
-          killAfterMs: 0,
-        });
+        const argv = ['/bin/bash', '-l', '-c', `head -c ${BYTES} /dev/zero`];
+        const child = await machine.agent.spawn(rootProcess(argv));
         child.onOutput(() => undefined);
         await child.outputEnd;
       }),

@@ -1,4 +1,5 @@
 import type { Agent, GuestProcess } from '@agentenv/agent';
+import { rootProcess } from '@agentenv/agent/testing';
 import { Sandbox } from 'e2b';
 import { openBareHost } from '../lib/bare.ts';
 import type { Bench } from '../lib/row.ts';
@@ -10,19 +11,8 @@ const FILL = `mkdir -p ${DIRECTORY} && cd ${DIRECTORY} && seq -f 'file-%05g.txt'
 /** Echoes what is typed by itself, as every terminal does; the program only keeps it open. */
 const TYPED = 'x';
 
-const ROOT = {
-  user: 'root',
-  env: {},
-  cwd: '/',
-  defaultCwd: '/',
-  stdin: false,
-  tag: '',
-  config: new Uint8Array(),
-  killAfterMs: 0,
-};
-
 async function fill(agent: Agent): Promise<void> {
-  const child = await agent.spawn({ ...ROOT, argv: ['/bin/sh', '-c', FILL] });
+  const child = await agent.spawn(rootProcess(['/bin/sh', '-c', FILL]));
   child.onOutput(() => undefined);
   if ((await child.exit).code !== 0) throw new Error('the directory could not be filled');
 }
@@ -94,8 +84,7 @@ function createEcho(): { arrived(): void; next(): Promise<void> } {
 }
 
 async function openRawTerminal(agent: Agent, onOutput: () => void): Promise<GuestProcess> {
-  const argv = ['/bin/cat'];
-  const terminal = await agent.spawn({ ...ROOT, argv, stdin: true, pty: { cols: 80, rows: 24 } });
+  const terminal = await agent.spawn(rootProcess(['/bin/cat'], { stdin: true, pty: { cols: 80, rows: 24 } }));
   terminal.onOutput(onOutput);
   return terminal;
 }

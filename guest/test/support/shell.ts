@@ -1,24 +1,14 @@
 import type { Agent, GuestProcess, ProcessExit, SpawnRequest } from '@agentenv/agent';
+import { rootProcess } from '@agentenv/agent/testing';
 
 export interface Finished extends ProcessExit {
   readonly stdout: string;
   readonly stderr: string;
 }
 
-/** Starts a process with everything at its simplest: root, in /, no stdin. */
+/** Starts a process with everything at its simplest. */
 export function start(agent: Agent, argv: readonly string[], more: Partial<SpawnRequest> = {}): Promise<GuestProcess> {
-  return agent.spawn({
-    user: 'root',
-    argv,
-    env: {},
-    cwd: '/',
-    defaultCwd: '/',
-    stdin: false,
-    tag: '',
-    config: new Uint8Array(),
-    killAfterMs: 0,
-    ...more,
-  });
+  return agent.spawn(rootProcess(argv, more));
 }
 
 /** Collects the output of a process and waits for its end. */

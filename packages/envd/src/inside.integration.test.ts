@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto';
 import type { Agent } from '@agentenv/agent';
-import { testClock } from '@agentenv/agent/testing';
+import { rootProcess, testClock } from '@agentenv/agent/testing';
 import { type Log, SILENT_LOG } from '@agentenv/core';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createEnvd, type EnvdOptions } from './service.ts';
@@ -168,21 +168,13 @@ describe('the listener', () => {
       warn: (_fields, message) => warnings.push(message),
       child: () => log,
     };
-    const taker = await agent.spawn({
-      user: 'root',
-      argv: [
+    const taker = await agent.spawn(
+      rootProcess([
         'python3',
         '-c',
         "import socket\ns = socket.create_server(('127.0.0.1', 49983))\nprint(1, flush=True)\ns.accept()",
-      ],
-      env: {},
-      cwd: '/',
-      defaultCwd: '/',
-      stdin: false,
-      tag: '',
-      config: new Uint8Array(),
-      killAfterMs: 0,
-    });
+      ]),
+    );
     await new Promise<void>((resolve) => taker.onOutput(() => resolve()));
     await using second = createEnvd({ agent, ...options({ log }) });
     own.serve(second);

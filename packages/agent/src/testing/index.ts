@@ -1,5 +1,6 @@
 export { type BuildGuestOptions, buildGuest } from './build-guest.ts';
 export { type NativeGuest, type NativeGuestOptions, startNativeGuest } from './native-guest.ts';
+export { rootProcess } from './root-process.ts';
 export {
   connectScriptedAgent,
   createScriptedGuest,

@@ -1,6 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { rootProcess } from '@agentenv/agent/testing';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { type EnvdFixture, startEnvd } from '../testing/envd-fixture.ts';
 
@@ -45,17 +46,9 @@ describe('POST /files/compose', () => {
 
   test('a full file system is a 507, and everything is as it was', async () => {
     const { agent } = envd.guest;
-    const mount = await agent.spawn({
-      user: 'root',
-      argv: ['sh', '-c', 'mkdir /mnt/work/small && mount -t tmpfs -o size=64k tmpfs /mnt/work/small'],
-      env: {},
-      cwd: '/',
-      defaultCwd: '/',
-      stdin: false,
-      tag: '',
-      config: new Uint8Array(),
-      killAfterMs: 0,
-    });
+    const mount = await agent.spawn(
+      rootProcess(['sh', '-c', 'mkdir /mnt/work/small && mount -t tmpfs -o size=64k tmpfs /mnt/work/small']),
+    );
     expect(await mount.exit).toMatchObject({ code: 0 });
     await writeFile(join(outside, '1'), randomBytes(200_000));
     const answer = await compose({ source_paths: ['/mnt/work/1', '/mnt/work/2'], destination: '/mnt/work/small/all' });

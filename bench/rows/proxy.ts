@@ -1,9 +1,10 @@
-import { type ChildProcess, spawn } from 'node:child_process';
+import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
 import { get, type IncomingMessage } from 'node:http';
 import { join } from 'node:path';
 import type { Agent } from '@agentenv/agent';
+import { rootProcess } from '@agentenv/agent/testing';
 import { Sandbox } from 'e2b';
 import { waitUntil } from '../../e2e/lib/wait.ts';
 import { openBareHost } from '../lib/bare.ts';
@@ -15,18 +16,28 @@ const PORT = 3000;
 const BYTES = 32 * 2 ** 20;
 const CONNECTIONS = 8;
 
-/** A child process and its first line of output. */
-async function start(command: readonly string[]): Promise<{ readonly line: string; readonly child: ChildProcess }> {
-  const [program = '', ...args] = command;
-  const child = spawn(program, args, { stdio: ['pipe', 'pipe', 'inherit'] });
-  const [line] = await once(child.stdout.setEncoding('utf8'), 'data');
-  return { line: String(line).trim(), child };
+/** A child process and its first line of output; disposing ends it, `by` the end of its input or a signal. */
+interface Child extends AsyncDisposable {
+  readonly line: string;
 }
 
-async function end(child: ChildProcess): Promise<void> {
+/** Rejects when the process ends before it has said anything. */
+async function start(command: readonly string[], by: 'input' | 'SIGTERM'): Promise<Child> {
+  const [program = '', ...args] = command;
+  const child = spawn(program, args, { stdio: ['pipe', 'pipe', 'inherit'] });
   const exited = once(child, 'exit');
-  child.stdin?.end();
-  await exited;
+  const died = exited.then(([code]) => {
+    throw new Error(`${command.join(' ')} ended with ${code}`);
+  });
+  const [line] = await Promise.race([once(child.stdout.setEncoding('utf8'), 'data'), died]);
+  return {
+    line: String(line).trim(),
+    async [Symbol.asyncDispose]() {
+      if (by === 'input') child.stdin.end();
+      else child.kill(by);
+      await exited;
+    },
+  };
 }
 
 /**
@@ -34,18 +45,16 @@ async function end(child: ChildProcess): Promise<void> {
  * server: every process on the same two CPUs.
  */
 async function native(effort: number): Promise<Measured[]> {
-  const front = await start([
-    process.execPath,
-    join(import.meta.dirname, '../../packages/server/src/testing/ingress-process.ts'),
-  ]);
+  await using front = await start(
+    [process.execPath, join(import.meta.dirname, '../../packages/server/src/testing/ingress-process.ts')],
+    'input',
+  );
   const { port, host, pid } = JSON.parse(front.line) as { port: number; host: string; pid: number };
   const inside = ['nsenter', '--net', '--target', String(pid)];
-  const service = await start([
-    ...inside,
-    process.execPath,
-    join(import.meta.dirname, '../lib/proxy-service.ts'),
-    String(PORT),
-  ]);
+  await using _service = await start(
+    [...inside, process.execPath, join(import.meta.dirname, '../lib/proxy-service.ts'), String(PORT)],
+    'SIGTERM',
+  );
   const headers = { host: host.replace('PORT', String(PORT)) };
   const direct = (path: string, connections: number, seconds: number, upload?: number) =>
     runLoad(
@@ -64,21 +73,16 @@ async function native(effort: number): Promise<Measured[]> {
   const row = () => ({ samples: [] as number[], floor: [] as number[] });
   const [latency, rate, down, up] = [row(), row(), row(), row()];
   const megabytes = ({ perSecond }: { readonly perSecond: number }) => (perSecond * BYTES) / 1e6;
-  try {
-    await proxied('/', 1, 1);
-    for (let round = 0; round < rounds; round++) {
-      latency.floor.push(...(await direct('/', 1, 1)).latencies);
-      latency.samples.push(...(await proxied('/', 1, 1)).latencies);
-      rate.floor.push((await direct('/', CONNECTIONS, 1)).perSecond);
-      rate.samples.push((await proxied('/', CONNECTIONS, 1)).perSecond);
-      down.floor.push(megabytes(await direct(`/?bytes=${BYTES}`, 1, 1)));
-      down.samples.push(megabytes(await proxied(`/?bytes=${BYTES}`, 1, 1)));
-      up.floor.push(megabytes(await direct('/', 1, 1, BYTES)));
-      up.samples.push(megabytes(await proxied('/', 1, 1, BYTES)));
-    }
-  } finally {
-    service.child.kill('SIGTERM');
-    await end(front.child);
+  await proxied('/', 1, 1);
+  for (let round = 0; round < rounds; round++) {
+    latency.floor.push(...(await direct('/', 1, 1)).latencies);
+    latency.samples.push(...(await proxied('/', 1, 1)).latencies);
+    rate.floor.push((await direct('/', CONNECTIONS, 1)).perSecond);
+    rate.samples.push((await proxied('/', CONNECTIONS, 1)).perSecond);
+    down.floor.push(megabytes(await direct(`/?bytes=${BYTES}`, 1, 1)));
+    down.samples.push(megabytes(await proxied(`/?bytes=${BYTES}`, 1, 1)));
+    up.floor.push(megabytes(await direct('/', 1, 1, BYTES)));
+    up.samples.push(megabytes(await proxied('/', 1, 1, BYTES)));
   }
   const figure = (name: string, unit: string, { samples, floor }: typeof latency, budget: string) => ({
     ...{ name, unit, samples, floor, budget },
@@ -124,10 +128,7 @@ async function microvm(effort: number): Promise<Measured[]> {
   const sandbox = await Sandbox.create('base', { ...server.sdk, timeoutMs: 600_000 });
   await sandbox.files.write('service.mjs', source);
   await sandbox.commands.run('node service.mjs', { background: true, timeoutMs: 0 });
-  const rawService = await machine.agent.spawn({
-    ...{ user: 'root', argv: ['node', '--input-type=module', '-e', source], env: {}, cwd: '/', defaultCwd: '/' },
-    ...{ stdin: false, tag: '', config: new Uint8Array(), killAfterMs: 0 },
-  });
+  const rawService = await machine.agent.spawn(rootProcess(['node', '--input-type=module', '-e', source]));
   rawService.onOutput(() => undefined);
   // The machine is taken away with it running.
   rawService.exit.catch(() => undefined);

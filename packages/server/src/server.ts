@@ -20,6 +20,7 @@ import type { FastifyInstance } from 'fastify';
 import { type ControlPlane, createApp } from './api/app.ts';
 import { splitAddress } from './config/load.ts';
 import type { Config } from './config/schema.ts';
+import { delay } from './delay.ts';
 import { claimHome, claimRuntime } from './directory-lock.ts';
 import { openHostBackend } from './host-backend.ts';
 import type { Build } from './observability/build.ts';
@@ -226,12 +227,6 @@ function nodeReporter(
     }),
     status: () => orchestrator.status(),
   });
-}
-
-async function delay(clock: Clock, milliseconds: number): Promise<void> {
-  const { promise, resolve } = Promise.withResolvers<void>();
-  clock.timer(milliseconds, resolve);
-  await promise;
 }
 
 function serverOf(url: string, apiKey: ApiKey, everything: AsyncDisposableStack): RunningServer {

@@ -5,6 +5,7 @@ import {
   createExec,
   createFakeBackend,
   createFakeWorld,
+  createFileArtifacts,
   createNetworkSlots,
   createQemuBackend,
   loadArtifacts,
@@ -46,7 +47,9 @@ function resources(config: Config): TemplateSource['resources'] {
 
 async function openFake({ config, clock, log }: HostBackendDependencies): Promise<HostBackend> {
   log.warn({}, 'the fake backend isolates nothing and runs no programs; it is for tests of clients');
-  const backend = createFakeBackend({ world: createFakeWorld({ clock }) });
+  // Files, as with every other backend: what is paused outlives the server.
+  const world = createFakeWorld({ clock, artifacts: createFileArtifacts() });
+  const backend = createFakeBackend({ world, templates: join(config.home_path, 'fake/templates') });
   return {
     backend,
     templates: [{ name: 'base', rootfs: { path: '/fake/base', digest: 'fake' }, resources: resources(config) }],

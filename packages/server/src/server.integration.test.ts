@@ -1,5 +1,5 @@
 import { once } from 'node:events';
-import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { type AddressInfo, connect, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -65,6 +65,31 @@ describe('a server on the fake backend', () => {
       expect(await sandbox.isRunning()).toBe(false);
       expect(await Sandbox.kill(sandboxId, connection())).toBe(false);
       expect(await Sandbox.list({ ...connection(), query: { metadata } }).nextItems()).toEqual([]);
+    });
+
+    it('pauses and resumes with everything that ran', async () => {
+      const metadata = { paused: version };
+      const sandbox = await Sandbox.create('base', { ...connection(), metadata, timeoutMs: 60_000 });
+      const { sandboxId } = sandbox;
+      await sandbox.files.write('note.txt', 'kept');
+      const { pid } = await sandbox.commands.run('sleep 600', { background: true, timeoutMs: 0 });
+      // Both clients have it; the older one needs to be told again where the server is.
+      expect(await sandbox.betaPause(connection())).toBe(true);
+      expect(await sandbox.betaPause(connection())).toBe(false);
+      expect(await sandbox.isRunning()).toBe(false);
+      expect((await sandbox.getInfo()).state).toBe('paused');
+      const paused = Sandbox.list({ ...connection(), query: { metadata, state: ['paused'] } });
+      expect(await paused.nextItems()).toMatchObject([{ sandboxId, state: 'paused', metadata }]);
+
+      const resumed = await Sandbox.connect(sandboxId, { ...connection(), timeoutMs: 30_000 });
+      expect(await resumed.isRunning()).toBe(true);
+      expect(await resumed.files.read('note.txt')).toBe('kept');
+      expect((await resumed.commands.list()).map((process) => process.pid)).toContain(pid);
+      const command = await resumed.commands.connect(pid);
+      expect(await command.kill()).toBe(true);
+      // A handle from before goes on: its token is the same.
+      expect(await sandbox.files.read('note.txt')).toBe('kept');
+      expect(await Sandbox.kill(sandboxId, connection())).toBe(true);
     });
 
     it('and tells what is wrong', async () => {
@@ -179,6 +204,55 @@ describe('the life of a server', () => {
       await rm(scratch, { recursive: true, force: true });
     }
   });
+
+  it.each(['SIGKILL', 'SIGTERM'] as const)(
+    'keeps what is paused over %s, with its token and its processes, and wants its seed',
+    { timeout: 90_000 },
+    async (signal) => {
+      const scratch = await mkdtemp(join(tmpdir(), 'aenv-server-'));
+      const environment = { AENV_API_KEY: KEY };
+      try {
+        await using server = await startServerProcess({ scratch, environment });
+        const url = await server.ready();
+        const connection = { apiKey: KEY, apiUrl: url, sandboxUrl: url };
+        const sandbox = await CurrentSandbox.create('base', connection);
+        await CurrentSandbox.create('base', connection);
+        const { sandboxId } = sandbox;
+        await sandbox.files.write('note.txt', 'kept');
+        const { pid } = await sandbox.commands.run('sleep 600', { background: true, timeoutMs: 0 });
+        await sandbox.pause();
+        await server.end(signal);
+
+        const seed = join(server.home, 'secrets/sandbox-access-token-hash-seed');
+        const text = await readFile(seed, 'utf8');
+        await rm(seed);
+        await using refused = await startServerProcess({ scratch, environment });
+        expect(await refused.end()).toBe(1);
+        expect(refused.output()).toContain('there are sandboxes whose tokens were made from it; restore it');
+        await writeFile(seed, text, { mode: 0o600 });
+
+        await using again = await startServerProcess({ scratch, environment });
+        const later = { apiKey: KEY, apiUrl: await again.ready() };
+        const listed = await CurrentSandbox.list({ ...later, query: { state: ['running', 'paused'] } }).nextItems();
+        expect(listed).toMatchObject([{ sandboxId, state: 'paused' }]);
+        const resumed = await CurrentSandbox.connect(sandboxId, { ...later, sandboxUrl: later.apiUrl });
+        expect(await resumed.files.read('note.txt')).toBe('kept');
+        expect((await resumed.commands.list()).map((process) => process.pid)).toEqual([pid]);
+        const headers = { 'e2b-sandbox-id': sandboxId, 'e2b-sandbox-port': '49983' };
+        const status = async (token: string) =>
+          (await fetch(`${later.apiUrl}/metrics`, { headers: { ...headers, 'x-access-token': token } })).status;
+        const { envdAccessToken } = (await (
+          await fetch(`${later.apiUrl}/sandboxes/${sandboxId}`, { headers: { 'x-api-key': KEY } })
+        ).json()) as { envdAccessToken: string };
+        expect(await status(envdAccessToken)).toBe(200);
+        expect(await status('wrong')).toBe(401);
+        await resumed.kill();
+        expect(await readdir(join(server.home, 'snapshots'))).toEqual([]);
+      } finally {
+        await rm(scratch, { recursive: true, force: true });
+      }
+    },
+  );
 
   it('lets a request that is under way finish after SIGTERM and refuses new ones', { timeout: 90_000 }, async () => {
     await using server = await startServerProcess({ environment: { AENV_API_KEY: KEY } });

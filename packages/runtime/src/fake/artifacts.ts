@@ -31,7 +31,7 @@ export function createFileArtifacts(): ArtifactStore {
   return {
     async put(directory, name, content) {
       await mkdir(directory, { recursive: true });
-      await writeFile(join(directory, name), content);
+      await writeFile(join(directory, name), content, { flush: true });
     },
     async get(directory, name) {
       try {

@@ -171,10 +171,20 @@ describe('@e2b/cli@2.19.0', () => {
     });
   });
 
+  it('pauses a sandbox and resumes it, its processes with it', async () => {
+    const id = await createSandbox();
+    const background = await cli.run(['sandbox', 'exec', '--background', id, 'sleep', '600']);
+    expect(await cli.run(['sandbox', 'pause', id])).toMatchObject({ code: 0, stdout: expect.stringContaining(id) });
+    expect((await cli.run(['sandbox', 'list', '--state', 'paused'])).stdout).toContain(id);
+    expect((await cli.run(['sandbox', 'list', '--state', 'running'])).stdout).not.toContain(id);
+    expect(await cli.run(['sandbox', 'resume', id])).toMatchObject({ code: 0, stdout: expect.stringContaining(id) });
+    const sandbox = await Sandbox.connect(id, server.sdk);
+    expect((await sandbox.commands.list()).map(({ pid }) => pid)).toContain(Number(background.stderr));
+  });
+
   it('is told clearly what is not built, and who may log in', async () => {
     const id = await createSandbox();
     for (const args of [
-      ['sandbox', 'pause', id],
       ['sandbox', 'snapshot', 'create', id],
       ['sandbox', 'snapshot', 'list'],
       ['template', 'delete', '--yes', 'base'],

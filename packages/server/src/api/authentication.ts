@@ -1,5 +1,6 @@
 import { PlatformError } from '@agentenv/core';
 import { HEADERS } from '@agentenv/protocol';
+import { bearerToken } from '../secrets/bearer-token.ts';
 import { equalsSecret } from '../secrets/equality.ts';
 
 /** How the key of an operation may be given: a security scheme of the OpenAPI document. */
@@ -23,8 +24,4 @@ export function createAuthentication(apiKey: string): Authenticate {
     }
     if (!equalsSecret(given, apiKey)) throw new PlatformError('unauthenticated', 'the API key is not valid');
   };
-}
-
-function bearerToken(header: string | string[] | undefined): string | undefined {
-  return typeof header === 'string' ? /^Bearer +(\S+)$/i.exec(header)?.[1] : undefined;
 }

@@ -338,6 +338,15 @@ describe('headers of a request', () => {
     ]);
   });
 
+  it.each([
+    ['X-API-Key', PLATFORM_KEY],
+    ['Authorization', `Bearer ${PLATFORM_KEY}`],
+    ['authorization', `bearer  ${PLATFORM_KEY}`],
+  ])('never carry the key of the platform: %s %s', async (name, value) => {
+    expect((await send(ingress.port, '/', { headers: ['Host', ingress.host(PORT), name, value] })).status).toBe(200);
+    expect(seen.rawHeaders.join('\n')).not.toContain(PLATFORM_KEY);
+  });
+
   it('say more to services reached in the way of AgentENV, and no envd token', async () => {
     await send(ingress.port, '/proxy/a%2Fb?c', {
       method: 'POST',

@@ -1,5 +1,6 @@
 import type { IncomingMessage } from 'node:http';
 import { HEADERS } from '@agentenv/protocol';
+import { bearerToken } from '../secrets/bearer-token.ts';
 import { equalsSecret } from '../secrets/equality.ts';
 import { forEachHeader, HOP_BY_HOP, nominatedBy } from './header-fields.ts';
 import { type PeerTrust, plainAddress } from './peer-trust.ts';
@@ -50,7 +51,7 @@ export function requestHead(request: IncomingMessage, options: RequestHeadOption
     if (lower === 'host' || HOP_BY_HOP.has(lower) || INTERNAL.has(lower) || FORWARDED.has(lower)) return;
     if (nominated.has(lower)) return;
     if (lower === HEADERS.accessToken && options.family === 'agentenv') return;
-    if (lower === HEADERS.apiKey && equalsSecret(value, options.apiKey)) return;
+    if (carriesKey(lower, value, options.apiKey)) return;
     // A client of HTTP/1.0 does not wait for anybody's consent, and an upgrade has no body to consent to.
     if (lower === 'expect' && (request.httpVersion === '1.0' || options.upgrade !== undefined)) return;
     // Only a body in chunks has trailers.
@@ -62,6 +63,12 @@ export function requestHead(request: IncomingMessage, options: RequestHeadOption
   if (cookies.length > 0) head.push('cookie', cookies.join('; '));
   head.push(...framing(request), ...connection(request, options.upgrade), ...forwarded(request, options));
   return head;
+}
+
+/** Whether a header is the key of the platform, in any of the ways its own routes take it. */
+function carriesKey(lowerCaseName: string, value: string, apiKey: string): boolean {
+  if (lowerCaseName === HEADERS.apiKey) return equalsSecret(value, apiKey);
+  return lowerCaseName === 'authorization' && equalsSecret(bearerToken(value), apiKey);
 }
 
 /** Whether bytes follow the head. */

@@ -28,12 +28,19 @@ export interface BareHost extends AsyncDisposable {
   restore(): Promise<BareMachine>;
 }
 
-/** Prepares one network namespace with a tap and finds the template a server captured in `home`. */
-export async function openBareHost(home: string, artifactsDirectory: string): Promise<BareHost> {
+/**
+ * Prepares one network namespace with a tap and finds the template a server captured in `home`; `engines` is where its
+ * backend keeps them.
+ */
+export async function openBareHost(
+  home: string,
+  artifactsDirectory: string,
+  engines = join(home, 'qemu'),
+): Promise<BareHost> {
   const clock = createRealClock();
   const exec = createExec({ clock });
   const artifacts = await loadArtifacts(artifactsDirectory);
-  const { directory, manifest } = await findTemplate(join(home, 'qemu/templates'), artifacts.rootfs.base.path);
+  const { directory, manifest } = await findTemplate(join(engines, 'templates'), artifacts.rootfs.base.path);
   const tsc = /tsc=(\d+)kHz/.exec(manifest.fingerprint.cpu ?? '')?.[1];
   const accelerator: Accelerator =
     manifest.fingerprint.accelerator === 'kvm'
@@ -51,7 +58,7 @@ export async function openBareHost(home: string, artifactsDirectory: string): Pr
     async restore() {
       const name = randomBytes(5).toString('hex');
       const sockets = join(scratch, name);
-      const instance = join(home, 'qemu/instances', `bench-${name}`);
+      const instance = join(engines, 'instances', `bench-${name}`);
       for (const made of [sockets, instance]) {
         await mkdir(made, { recursive: true });
         await chown(made, UID, UID);

@@ -7,9 +7,10 @@ import { ARTIFACTS, benchServer, NO_POOL, repeat, timed } from '../lib/session.t
 const BYTES = 32 * 2 ** 20;
 const FRAME = 32 * 1024;
 
-function* chunks(total: number): Generator<Uint8Array<ArrayBuffer>> {
-  const chunk = new Uint8Array(FRAME).fill(0x61);
-  for (let sent = 0; sent < total; sent += FRAME) yield chunk;
+/** Random, so that nothing on the way compresses it; the same for the product and for the floor. */
+function content(): ReadableStream<Uint8Array<ArrayBuffer>> {
+  const chunk = crypto.getRandomValues(new Uint8Array(FRAME));
+  return ReadableStream.from(Array.from({ length: BYTES / FRAME }, () => chunk));
 }
 
 /** Bytes through the product beside bytes through the raw channel, both directions. */
@@ -28,18 +29,20 @@ export const channel: Bench = {
     const rawDown: number[] = [];
     const up: number[] = [];
     const down: number[] = [];
-    await repeat(samples, async () => {
-      rawUp.push(await rate(() => machine.agent.sink(ReadableStream.from(chunks(BYTES)))));
+    await repeat(samples, async (index) => {
+      rawUp.push(await rate(() => machine.agent.sink(content())));
       rawDown.push(await rate(() => machine.agent.source(BigInt(BYTES), FRAME, () => undefined)));
-      const body = new Blob([new Uint8Array(BYTES)]);
-      up.push(await rate(() => sandbox.files.write('/tmp/up.bin', body.stream(), { useOctetStream: true })));
+      // A new file each time: one that exists is filled from its stage, which writes everything twice.
+      const path = `/tmp/up-${index}.bin`;
+      up.push(await rate(() => sandbox.files.write(path, content(), { useOctetStream: true })));
       down.push(
         await rate(async () => {
           let size = 0;
-          for await (const part of await sandbox.files.read('/tmp/up.bin', { format: 'stream' })) size += part.length;
+          for await (const part of await sandbox.files.read(path, { format: 'stream' })) size += part.length;
           if (size !== BYTES) throw new Error(`read ${size} of ${BYTES} bytes`);
         }),
       );
+      await sandbox.files.remove(path);
       return 0;
     });
     const stdout = await repeat(samples, () =>

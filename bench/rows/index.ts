@@ -3,6 +3,7 @@ import { channel } from './channel.ts';
 import { controlPlane } from './control-plane.ts';
 import { create, warmTrue } from './create.ts';
 import { list, terminal } from './guest-api.ts';
+import { lifecycle } from './lifecycle.ts';
 import { busy, clock } from './load.ts';
 import { idle, memoryPerClone } from './memory.ts';
 import { proxy } from './proxy.ts';
@@ -16,6 +17,7 @@ export const BENCHES: readonly Bench[] = [
   list,
   terminal,
   proxy,
+  lifecycle,
   memoryPerClone,
   idle,
   controlPlane,

@@ -81,6 +81,12 @@ export interface RunningSandbox extends AsyncDisposable {
    */
   capture(directory: string, signal?: AbortSignal): Promise<CapturedSnapshot>;
   release(): Promise<void>;
+  /**
+   * Captures as `capture` does, but the guest goes on as soon as everything is copied, while that is still being written
+   * to the platter and hashed; it is complete when this resolves. On an error the guest runs on, or has ended
+   * (`sandbox_unavailable`). Open streams go on without a gap.
+   */
+  snapshot(directory: string, signal?: AbortSignal): Promise<CapturedSnapshot>;
   /** One atomic replacement of the egress rules; the old ones stay on failure. */
   applyNetwork(policy: NetworkPolicy): Promise<void>;
   /** Ends it: never waits for the guest, SIGKILL at once. Idempotent; resolves when every resource is gone. */

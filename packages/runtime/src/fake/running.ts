@@ -72,6 +72,11 @@ export function createFakeRunning({ world, machine, plan, writeSnapshot, onGone 
         throw PlatformError.fromUnknown(error, 'the capture failed');
       }
     },
+    async snapshot(directory, signal) {
+      const captured = await sandbox.capture(directory, signal);
+      await sandbox.release();
+      return captured;
+    },
     async release() {
       expectPhase('held', 'release');
       await world.faults.pass('release');

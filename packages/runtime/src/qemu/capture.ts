@@ -21,6 +21,8 @@ export interface CaptureSource {
   readonly origin: SnapshotFiles | undefined;
   /** Key with which the captured guest answers its first resync. */
   readonly channelKey: Uint8Array;
+  /** Called once everything is copied, before it is on the platter: from then on the guest may go on. */
+  readonly onCopied?: () => Promise<void>;
 }
 
 async function syncFile(path: string): Promise<void> {
@@ -50,7 +52,7 @@ export async function captureEngine(
   exec: Exec,
   signal?: AbortSignal,
 ): Promise<StoredSnapshot> {
-  const { resources, rootfs } = source;
+  const { resources, rootfs, onCopied } = source;
   const written = new Set<string>([join(directory, `${MANIFEST}.new`), join(directory, MANIFEST)]);
   const target = (name: string): string => {
     const path = join(directory, name);
@@ -71,14 +73,13 @@ export async function captureEngine(
 
   try {
     const context = { host, source, target, exec };
-    const started = host.clock.monotonic();
     const [vmState, memory, disk] = await all([
       saveDevices(context, signal),
       saveMemory(context, signal),
       saveDisk(context, signal),
     ]);
-    const copied = host.clock.monotonic();
     signal?.throwIfAborted();
+    await onCopied?.();
     const settleAll = (files: readonly CapturedFile[]) => all(files.map(settle));
     const [settledState, settledMemory, memoryLayers, settledDisk, diskLayers] = await all([
       settle(vmState),
@@ -104,8 +105,6 @@ export async function captureEngine(
     };
     await writeManifest(directory, manifest);
     source.engine.disk.learn(diskLayers);
-    const copyMs = copied - started;
-    host.log.info({ directory, copyMs, totalMs: host.clock.monotonic() - started }, 'a guest was captured');
     return { directory, manifest };
   } catch (caught) {
     await Promise.all([...written].map((path) => rm(path, { force: true })));

@@ -1,6 +1,6 @@
 import { PlatformError } from '@agentenv/core';
 import { activationFor } from '../activation.ts';
-import type { LaunchPlan, RunningSandbox, RuntimeEnd, StoredSnapshot } from '../backend.ts';
+import type { CapturedSnapshot, LaunchPlan, RunningSandbox, RuntimeEnd, StoredSnapshot } from '../backend.ts';
 import type { Exec } from '../exec.ts';
 import { captureEngine } from './capture.ts';
 import type { ClockKeeper } from './clock-keeper.ts';
@@ -31,12 +31,20 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
   const log = host.log.child({ sandbox: plan.sandboxId, engine: engine.identity.name });
   const end = Promise.withResolvers<RuntimeEnd>();
   let phase: Phase = 'running';
+  /** A capture of a guest that goes on already is still being written. */
+  let settling = false;
+  /** When a capture last stopped the frozen guest. */
+  let stoppedAt = 0;
   let releasing: Promise<void> | undefined;
   const clock = deps.clocks.keep({ agent, running: () => phase === 'running', log });
 
   function expectPhase(expected: Phase, operation: string): void {
     if (phase === 'ended') throw new PlatformError('sandbox_unavailable', 'the sandbox has ended');
     if (phase !== expected) throw new PlatformError('conflict', `cannot ${operation}: the sandbox is ${phase}`);
+  }
+
+  function goesOn(): boolean {
+    return phase === 'running' || phase === 'frozen';
   }
 
   async function releaseAll(): Promise<void> {
@@ -68,7 +76,8 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
   /** After a capture, or one that failed: the same generation goes on. */
   async function goOn(): Promise<void> {
     await engine.qmp.execute('cont');
-    await agent.activate({ ...activationFor(plan, slot.guest), resetStreams: false });
+    // It is who it was: files its owner may have changed since are left alone.
+    await agent.activate({ ...activationFor({ ...plan, identity: 'kept' }, slot.guest), resetStreams: false });
   }
 
   /** Lets the guest go on after a failed capture and answers its error; one that cannot go on is of no use to anybody. */
@@ -84,12 +93,41 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
     }
   }
 
-  async function hold(directory: string, signal: AbortSignal | undefined): Promise<StoredSnapshot> {
+  async function hold(
+    directory: string,
+    signal: AbortSignal | undefined,
+    onCopied?: () => Promise<void>,
+  ): Promise<StoredSnapshot> {
     await agent.quiesce(QUIESCE_LEASE_MS, signal);
+    stoppedAt = host.clock.monotonic();
     await engine.qmp.execute('stop', {}, {}, signal);
     const { resources, rootfs, origin } = machine;
     const source = { engine, resources, rootfs, origin, channelKey: plan.channelKey };
-    return captureEngine(host, source, directory, exec, signal);
+    const early = onCopied === undefined ? {} : { onCopied };
+    return captureEngine(host, { ...source, ...early }, directory, exec, signal);
+  }
+
+  /** Captures into `directory`; the guest is held afterwards unless `onCopied` lets it go on, and runs after a failure. */
+  async function capture(
+    directory: string,
+    signal: AbortSignal | undefined,
+    onCopied?: () => Promise<void>,
+  ): Promise<CapturedSnapshot> {
+    expectPhase('running', 'capture');
+    if (settling) throw new PlatformError('conflict', 'cannot capture: another capture is being written');
+    signal?.throwIfAborted();
+    phase = 'held';
+    settling = true;
+    try {
+      const snapshot = await hold(directory, signal, onCopied);
+      await deps.onCaptured(snapshot);
+      return { manifest: snapshot.manifest, async release() {} };
+    } catch (caught) {
+      if (goesOn()) throw PlatformError.fromUnknown(caught, 'the capture failed');
+      throw await recover(caught);
+    } finally {
+      settling = false;
+    }
   }
 
   const sandbox: RunningSandbox = {
@@ -108,18 +146,13 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
       phase = 'running';
       await agent.setClock();
     },
-    async capture(directory, signal) {
-      expectPhase('running', 'capture');
-      signal?.throwIfAborted();
-      phase = 'held';
-      let snapshot: StoredSnapshot;
-      try {
-        snapshot = await hold(directory, signal);
-      } catch (caught) {
-        throw await recover(caught);
-      }
-      await deps.onCaptured(snapshot);
-      return { manifest: snapshot.manifest, async release() {} };
+    capture: (directory, signal) => capture(directory, signal),
+    async snapshot(directory, signal) {
+      return capture(directory, signal, async () => {
+        await goOn();
+        if (phase === 'held') phase = 'running';
+        log.info({ heldMs: host.clock.monotonic() - stoppedAt }, 'the sandbox goes on after its snapshot was copied');
+      });
     },
     async release() {
       expectPhase('held', 'release');

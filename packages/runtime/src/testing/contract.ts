@@ -390,6 +390,21 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
         expect((await run(sandbox.agent, ['echo', 'still here'])).stdout).toBe('still here\n');
       });
 
+      test('a snapshot leaves the guest running, and is complete', async () => {
+        const source = await restore();
+        const cat = await spawn(source.agent, ['cat'], true);
+        const out = collectOutput(cat);
+        await writeText(source.agent, '/home/user/state', 'at the snapshot');
+        const directory = await harness.emptyDirectory();
+        const captured = await source.snapshot(directory);
+        await cat.writeStdin(Buffer.from('on\n'));
+        await vi.waitFor(() => expect(out.text()).toBe('on\n'), harness.deadlineMs);
+        await writeText(source.agent, '/home/user/state', 'afterwards');
+        const copy = await restore(planFor(), { directory, manifest: captured.manifest });
+        await captured.release();
+        expect(await readText(copy.agent, '/home/user/state')).toBe('at the snapshot');
+      });
+
       test('stop after a capture ends it without going on', async () => {
         const sandbox = await restore();
         const captured = await sandbox.capture(await harness.emptyDirectory());

@@ -1,0 +1,166 @@
+import { copyFile, open, readdir, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { DEFAULT_NETWORK_POLICY, type InstanceId, type SandboxId } from '@agentenv/core';
+import { createRecordingLog } from '@agentenv/core/testing';
+import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '@agentenv/runtime';
+import { runInGuest } from '../../packages/runtime/src/testing/guest-run.ts';
+import { createQemuWorld, type QemuWorld } from '../../packages/runtime/src/testing/qemu-world.ts';
+import { openBareHost } from '../lib/bare.ts';
+import type { Bench, BenchContext, Measured } from '../lib/row.ts';
+import { ARTIFACTS, repeat, timed } from '../lib/session.ts';
+
+const RESOURCES = { vcpus: 2, memoryMB: 1_024, diskSizeMB: 10_240 };
+const MIB = 2 ** 20;
+const SMALL_MIB = 20;
+const LARGE_MIB = 256;
+const SNAPSHOT_FIXED_MS = 35;
+
+/** What a measurement of captures works with; driven at the level of the backend, without server or ledger. */
+interface Stage {
+  readonly world: QemuWorld;
+  readonly backend: Backend;
+  readonly template: StoredSnapshot;
+  plan(): LaunchPlan;
+  /** Milliseconds the last snapshot's source stood still, from the engine's stop, its processes being frozen, to their thaw. */
+  lastHeldMs(): number;
+}
+
+async function dirty({ agent }: RunningSandbox, mebibytes: number): Promise<void> {
+  const fill = `mount -o remount,size=90% /dev/shm && head -c ${mebibytes}M /dev/zero | tr '\\0' x > /dev/shm/dirty`;
+  const { code, stderr } = await runInGuest(agent, ['sh', '-c', fill], { user: 'root' });
+  if (code !== 0) throw new Error(`the guest could not change its memory: ${stderr}`);
+}
+
+/** Names of the files only this capture has. */
+async function ownFiles(directory: string): Promise<string[]> {
+  return (await readdir(directory)).filter((name) => /^(memory\.layer|disk-\d+\.qcow2|devices\.state)$/.test(name));
+}
+
+/** Copies what a capture wrote, one file after another, and puts it on the platter. */
+async function copyAndSync(directory: string, target: string): Promise<void> {
+  for (const name of await ownFiles(directory)) {
+    const copy = join(target, name);
+    await copyFile(join(directory, name), copy);
+    await using file = await open(copy, 'r');
+    await file.sync();
+  }
+}
+
+interface PauseSample {
+  readonly pauseMs: number;
+  readonly copyMs: number;
+  readonly resumeMs: number;
+}
+
+/** A sandbox with that much changed memory is captured, stopped and restored. */
+async function pauseOnce(stage: Stage, mebibytes: number): Promise<PauseSample> {
+  const { backend, template, world } = stage;
+  const [directory, scratch] = [await world.emptyDirectory(), await world.emptyDirectory()];
+  await using sandbox = await backend.restore(template, stage.plan());
+  await dirty(sandbox, mebibytes);
+  const { value: captured, ms: pauseMs } = await timed(() => sandbox.capture(directory));
+  await sandbox.stop();
+  const { ms: copyMs } = await timed(() => copyAndSync(directory, scratch));
+  const snapshot = { directory, manifest: captured.manifest };
+  const { value: resumed, ms: resumeMs } = await timed(async () => {
+    const again = await backend.restore(snapshot, { ...stage.plan(), identity: 'kept' });
+    await again.agent.ping();
+    return again;
+  });
+  await resumed.stop();
+  await Promise.all([directory, scratch].map((path) => rm(path, { recursive: true })));
+  return { pauseMs, copyMs, resumeMs };
+}
+
+/** Milliseconds above what the changed memory accounts for that the source of a snapshot stands still. */
+async function snapshotOnce(stage: Stage, mebibytes: number): Promise<number> {
+  const { backend, template, world } = stage;
+  const directory = await world.emptyDirectory();
+  await using sandbox = await backend.restore(template, stage.plan());
+  await dirty(sandbox, mebibytes);
+  const captured = await sandbox.snapshot(directory);
+  const layer = captured.manifest.memoryLayers?.[0]?.size ?? 0;
+  await rm(directory, { recursive: true });
+  return stage.lastHeldMs() - layer / MIB;
+}
+
+async function openStage(stack: AsyncDisposableStack): Promise<Stage> {
+  const log = createRecordingLog();
+  const world = stack.use(await createQemuWorld({ log }));
+  const backend = world.open();
+  const template = await backend.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
+  let serial = 0;
+  return {
+    ...{ world, backend, template },
+    plan() {
+      const id = `ibench${String(++serial).padStart(15, '0')}`;
+      return {
+        ...{ sandboxId: id as SandboxId, instanceId: crypto.randomUUID() as string as InstanceId, templateId: 'base' },
+        ...{ resources: RESOURCES, network: DEFAULT_NETWORK_POLICY, hostname: id },
+        channelKey: crypto.getRandomValues(new Uint8Array(16)),
+      };
+    },
+    lastHeldMs: () => Number(log.find('info', 'goes on after its snapshot').at(-1)?.fields.heldMs),
+  };
+}
+
+async function run({ progress, effort }: BenchContext): Promise<readonly Measured[]> {
+  const samples = Math.max(5, Math.round(20 * effort));
+  await using stack = new AsyncDisposableStack();
+  const stage = await openStage(stack);
+  progress('floor: bare restores');
+  await using bare = await openBareHost(stage.world.home, ARTIFACTS, stage.world.home);
+  const floor = await repeat(samples, async () => {
+    await using machine = await bare.restore();
+    return machine.pingMs;
+  });
+  progress(`pause and resume with ${SMALL_MIB} MiB`);
+  const small: PauseSample[] = [];
+  for (let index = 0; index < samples; index++) small.push(await pauseOnce(stage, SMALL_MIB));
+  progress(`pause with ${LARGE_MIB} MiB`);
+  const large: PauseSample[] = [];
+  for (let index = 0; index < samples / 2; index++) large.push(await pauseOnce(stage, LARGE_MIB));
+  progress('snapshots');
+  const held = await repeat(samples, () => snapshotOnce(stage, SMALL_MIB));
+  return [
+    {
+      name: `pause, ${SMALL_MIB} MiB changed`,
+      unit: 'ms',
+      samples: small.map(({ pauseMs }) => pauseMs),
+      floor: small.map(({ copyMs }) => copyMs),
+      budget: '≤ 120 ms',
+      ok: ({ p50 }) => p50 <= 120,
+    },
+    {
+      name: `pause, ${LARGE_MIB} MiB changed`,
+      unit: 'ms',
+      samples: large.map(({ pauseMs }) => pauseMs),
+      floor: large.map(({ copyMs }) => copyMs),
+      budget: '≤ 1.6 × floor',
+      ok: ({ ratio }) => ratio <= 1.6,
+    },
+    {
+      name: 'resume cold',
+      unit: 'ms',
+      samples: small.map(({ resumeMs }) => resumeMs),
+      floor,
+      budget: '≤ 1.3 × floor',
+      ok: ({ ratio }) => ratio <= 1.3,
+    },
+    {
+      name: 'snapshot: source stopped, less 1 ms per MiB',
+      unit: 'ms',
+      samples: held,
+      floor: undefined,
+      budget: `≤ ${SNAPSHOT_FIXED_MS} ms`,
+      ok: ({ p50 }) => p50 <= SNAPSHOT_FIXED_MS,
+    },
+  ];
+}
+
+/** Pause, resume and snapshot of one sandbox at the level of the backend. */
+export const lifecycle: Bench = {
+  name: 'lifecycle',
+  what: 'pause, resume and snapshot of a sandbox in the backend, beside copying the same bytes and a bare restore',
+  run,
+};

@@ -57,6 +57,18 @@ describe('POST /files/compose', () => {
     expect((await agent.listDir('/mnt/work/small', { depth: 1, max: 1 })).entries).toEqual([]);
   });
 
+  test('a source that cannot be read is the path that is told', async () => {
+    await mkdir(join(outside, 'folder'));
+    expect(await compose({ source_paths: ['/mnt/work/folder'], destination: '/mnt/work/all' })).toMatchObject({
+      status: 400,
+      json: { message: "path '/mnt/work/folder' is a directory" },
+    });
+    expect(await compose({ source_paths: ['/mnt/work/none'], destination: '/mnt/work/all' })).toMatchObject({
+      status: 404,
+      json: { message: expect.stringMatching(/^path '\/mnt\/work\/none': no such file/) },
+    });
+  });
+
   test('needs the access token', async () => {
     const answer = await envd.request('/files/compose', {
       method: 'POST',

@@ -34,11 +34,14 @@ export async function composeFiles(
 
   const user = await withDeadline(clock, GUEST_CALL_MS, signal, (bounded) => lookupFileUser(agent, username, bounded));
   const resolve = (path: string): string => resolveGuestPath(path, { home: user.home, defaultWorkdir });
+  const paths = sources.map(resolve);
   const path = resolve(destination);
   await agent
-    .composeFile(sources.map(resolve), { path, uid: user.uid, gid: user.gid, mode: FILE_MODE }, signal)
+    .composeFile(paths, { path, uid: user.uid, gid: user.gid, mode: FILE_MODE }, signal)
     .catch((caught: unknown) => {
-      throw writeError(caught, path);
+      // The guest tells the path it failed at, which may be one of the sources.
+      const { message } = PlatformError.fromUnknown(caught);
+      throw writeError(caught, paths.includes(message) ? message : path);
     });
   sendJson(response, 200, { name: basename(path), path, type: 'file' });
 }

@@ -12,6 +12,7 @@ import { signalOfAnswer, withDeadline } from '../http/signals.ts';
 import { writeChunk } from '../http/write.ts';
 import { type Condition, evaluateConditions, isConditional, validatorsOf } from './conditions.ts';
 import { boundedBody, type FileHead, readHead } from './file-body.ts';
+import { fileFailure } from './file-failure.ts';
 import { lookupFileUser } from './file-user.ts';
 import { type FilesContext, GUEST_CALL_MS } from './files-context.ts';
 import { resolveGuestPath } from './guest-path.ts';
@@ -180,6 +181,6 @@ function readError(caught: unknown, path: string): PlatformError {
     case 'NOT_REGULAR':
       return new PlatformError('invalid_argument', `path '${path}' is not a regular file`, { cause: error });
     default:
-      return error;
+      return fileFailure(error);
   }
 }

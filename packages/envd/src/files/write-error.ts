@@ -1,4 +1,5 @@
 import { PlatformError } from '@agentenv/core';
+import { fileFailure } from './file-failure.ts';
 
 /** Why a file could not be written, in the words of contract e2b.md section 8.4. */
 export function writeError(caught: unknown, path: string): PlatformError {
@@ -13,6 +14,6 @@ export function writeError(caught: unknown, path: string): PlatformError {
     case 'NO_SPACE':
       return new PlatformError('no_space', `no space left for '${path}'`, { cause: error });
     default:
-      return error;
+      return fileFailure(error);
   }
 }

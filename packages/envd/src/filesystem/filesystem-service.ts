@@ -3,6 +3,7 @@ import type { Agent, GuestUser } from '@agentenv/agent';
 import { PlatformError } from '@agentenv/core';
 import type { Filesystem } from '@agentenv/protocol/filesystem';
 import type { HandlerContext, ServiceImpl } from '@connectrpc/connect';
+import { fileFailure } from '../files/file-failure.ts';
 import { resolveGuestPath } from '../files/guest-path.ts';
 import { CALL_VALUES } from '../rpc/call-values.ts';
 import { lookupRpcUser } from '../rpc/rpc-user.ts';
@@ -94,7 +95,7 @@ export function createFilesystemService(deps: FilesystemServiceDeps): Unary & Pa
     async remove(request, context) {
       const path = await resolvePath(request.path, context);
       if (normalize(path) === '/') throw new PlatformError('invalid_argument', 'the root directory cannot be removed');
-      await agent.remove(path, context.signal);
+      await agent.remove(path, context.signal).catch(failure({}));
       return {};
     },
   };
@@ -112,7 +113,7 @@ function failure(words: { readonly missing?: string; readonly kind?: string }): 
         if (words.kind !== undefined) throw new PlatformError('invalid_argument', words.kind, { cause: error });
         throw new PlatformError('not_found', words.missing ?? error.message, { cause: error });
       default:
-        throw error;
+        throw fileFailure(error);
     }
   };
 }
@@ -141,9 +142,9 @@ async function moveError(
     case 'INVALID':
       return told('invalid_argument', `${source} cannot be moved to ${destination}`);
     case 'IO':
-      if (error.details.errno !== EXDEV) return error;
+      if (error.details.errno !== EXDEV) return fileFailure(error);
       return told('invalid_argument', `destination is on another file system than ${source}: ${destination}`);
     default:
-      return error;
+      return fileFailure(error);
   }
 }

@@ -1,6 +1,7 @@
 import { chmod, mkdir, readdir, rm, symlink, utimes, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { PlatformError } from '@agentenv/core';
+import { createRecordingLog } from '@agentenv/core/testing';
 import { ListDirRequestSchema, ListDirResponseSchema } from '@agentenv/protocol/filesystem';
 import { create, fromBinary, toBinary, toJson } from '@bufbuild/protobuf';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
@@ -170,6 +171,36 @@ describe('ListDir', () => {
     ).rejects.toMatchObject({ code: 'ECONNRESET' });
   });
 
+  test('a client that leaves in the middle of a listing is not worth a warning', async () => {
+    const log = createRecordingLog();
+    await using left = await startEnvd({ log });
+    await mkdir(join(left.shared, 'many'));
+    for (let index = 0; index < 6000; index++) await writeFile(join(left.shared, 'many', `${index}`), '');
+    const { agent } = left.guest;
+    const { listDir } = agent;
+    const second = Promise.withResolvers<void>();
+    const settled = Promise.withResolvers<void>();
+    vi.spyOn(agent, 'listDir')
+      .mockImplementationOnce(listDir)
+      .mockImplementationOnce(async (_path, _options, signal) => {
+        second.resolve();
+        await new Promise((resolve) => signal?.addEventListener('abort', resolve));
+        settled.resolve();
+        throw signal?.reason;
+      });
+    const answer = left.request('/filesystem.Filesystem/ListDir', {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify({ path: '/mnt/many' }),
+    });
+    const refused = expect(answer).rejects.toThrow();
+    await second.promise;
+    for (const socket of left.sockets) socket.destroy();
+    await Promise.all([refused, settled.promise]);
+    await new Promise(setImmediate);
+    expect(log.find('warn')).toEqual([]);
+  });
+
   test('an empty directory has no entries', async () => {
     expect(await call('ListDir', { path: directory })).toEqual({ status: 200, json: {} });
   });
@@ -270,5 +301,32 @@ describe('Remove', () => {
 
   test.each(['/', '//', '/home/..'])('refuses %s', async (root) => {
     expect(await call('Remove', { path: root })).toMatchObject({ status: 400, json: { code: 'invalid_argument' } });
+  });
+
+  test('a mount point in the way of removing or moving is an invalid argument, and the path has a reason', async () => {
+    for (const [method, request] of [
+      ['Remove', { path: '/mnt' }],
+      ['Move', { source: '/mnt', destination: '/moved' }],
+    ] as const) {
+      const { status, json } = await call(method, request);
+      expect({ status, json }).toMatchObject({ status: 400, json: { code: 'invalid_argument' } });
+      expect(json.message).toMatch(/^path '\/(mnt|moved)': .*busy/);
+    }
+  });
+
+  test('what the system refuses is told with its reason', async () => {
+    await symlink('loop', host('loop'));
+    for (const [method, name, reason] of [
+      ['Stat', 'x'.repeat(256), 'name too long'],
+      ['Remove', 'x'.repeat(256), 'name too long'],
+      ['Stat', 'loop/x', 'symbolic links'],
+      ['ListDir', 'loop', 'symbolic links'],
+      ['CreateWatcher', 'loop', 'symbolic links'],
+    ] as const) {
+      const { status, json } = await call(method, { path: path(name) });
+      expect({ status, json }, method).toMatchObject({ status: 400, json: { code: 'invalid_argument' } });
+      expect(json.message, method).toContain(`path '${path(name)}': `);
+      expect(json.message, method).toContain(reason);
+    }
   });
 });

@@ -9,6 +9,7 @@ import {
 } from '@agentenv/protocol/filesystem';
 import type { MessageInitShape } from '@bufbuild/protobuf';
 import type { HandlerContext, ServiceImpl } from '@connectrpc/connect';
+import { fileFailure } from '../files/file-failure.ts';
 import { CALL_VALUES } from '../rpc/call-values.ts';
 import { toEntryInfo } from './entry-info.ts';
 import { refuseNetworkMount } from './network-mounts.ts';
@@ -173,6 +174,6 @@ function watchError(caught: unknown, path: string): PlatformError {
     case 'NOT_DIRECTORY':
       return new PlatformError('invalid_argument', `path is not a directory: ${path}`, { cause: error });
     default:
-      return error;
+      return fileFailure(error);
   }
 }

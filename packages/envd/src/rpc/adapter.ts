@@ -146,7 +146,10 @@ export function createRpcAdapter({ clock, log, routes }: RpcAdapterOptions): Rpc
         try {
           await serve(handler, request, response);
         } catch (caught) {
-          log.warn({ err: caught, rpc: handler.requestPath }, 'an RPC could not be answered');
+          // A client may leave at any time; that is nobody's fault.
+          if (PlatformError.fromUnknown(caught).code !== 'canceled') {
+            log.warn({ err: caught, rpc: handler.requestPath }, 'an RPC could not be answered');
+          }
           sendError(response, caught);
         }
       };

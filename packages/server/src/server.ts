@@ -139,6 +139,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
         ...DEFAULT_ORCHESTRATOR_CONFIG,
         envdVersion: ENVD_VERSION,
         autoEvictIntervalMs: config['orchestrator.auto_evict_interval_ms'],
+        pauseFailure: config['orchestrator.pause_failure'],
       },
     }),
   );
@@ -165,6 +166,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
       defaultSeconds: config['orchestrator.default_sandbox_timeout_secs'],
       defaultV2Seconds: config['orchestrator.default_sandbox_timeout_v2_secs'],
       maximumSeconds: config['orchestrator.max_sandbox_timeout_secs'],
+      autoPause: config['orchestrator.default_auto_pause'],
     },
     domain: config['sandbox_proxy.domains'][0],
     metrics: metrics.http,

@@ -14,6 +14,8 @@ export interface TimeoutRules {
   /** Of the v2 routes, when the client gives none. */
   readonly defaultV2Seconds: number;
   readonly maximumSeconds: number;
+  /** Whether the timeout pauses a sandbox when the client does not say. */
+  readonly autoPause: boolean;
 }
 
 /** Most bytes of the names and values of a sandbox's metadata, and of its environment. */
@@ -37,10 +39,11 @@ function toCommon(body: NewSandboxV2, defaultSeconds: number, rules: TimeoutRule
   if (body.autoPauseMemory === false && body.autoPause !== true) {
     throw new PlatformError('invalid_argument', 'autoPauseMemory: false needs autoPause: true');
   }
+  if (body.autoPauseMemory === false) throw new PlatformError('unsupported_field', 'not supported: autoPauseMemory');
   return {
     template: body.templateID,
     timeoutSeconds: checkTimeout(body.timeout ?? defaultSeconds, rules),
-    onTimeout: body.autoPause === true ? 'pause' : 'kill',
+    onTimeout: (body.autoPause ?? rules.autoPause) ? 'pause' : 'kill',
     autoResume: body.autoResume?.enabled ?? false,
     network: toNetworkPolicy(body),
     metadata: limitPairs('metadata', body.metadata ?? {}),

@@ -135,7 +135,7 @@ describe('create', () => {
     ['timeout must be of type integer or null', { timeout: 1.5 }],
     ['timeout must be of type integer or null', { timeout: '10' }],
     ['timeout cannot be greater than 24 hours', { timeout: 86_401 }],
-    ['not supported: autoPause', { autoPause: true }],
+    ['not supported: autoPauseMemory', { autoPause: true, autoPauseMemory: false }],
     ['not supported: autoResume.enabled', { autoResume: { enabled: true } }],
     ['autoPauseMemory: false needs autoPause: true', { autoPauseMemory: false }],
     ['not supported: mcp', { mcp: { exa: { apiKey: 'x' } } }],
@@ -322,6 +322,26 @@ describe('connect, timeout and refreshes', () => {
   it('answers 201 when it had to resume', async () => {
     front.orchestrator.put(sandboxRecord({ id: id as SandboxId, state: 'paused' }));
     expect((await call('POST', `/v2/sandboxes/${id}/connect`)).statusCode).toBe(201);
+  });
+
+  it('pauses at the timeout when it is asked for, or when the server does so unless asked otherwise', async () => {
+    const onTimeout = async (target: TestApp, payload: object) => {
+      const headers = { 'x-api-key': TEST_API_KEY };
+      await target.app.inject({
+        method: 'POST',
+        url: '/v2/sandboxes',
+        headers,
+        payload: { templateID: 'base', ...payload },
+      });
+      const created = target.orchestrator.calls.at(-1)?.arguments[0] as { onTimeout: string } | undefined;
+      return created?.onTimeout;
+    };
+    expect(await onTimeout(front, { autoPause: true, autoPauseMemory: true })).toBe('pause');
+    expect(await onTimeout(front, {})).toBe('kill');
+    await using pausing = await createTestApp({ autoPause: true });
+    expect(await onTimeout(pausing, {})).toBe('pause');
+    expect(await onTimeout(pausing, { autoPause: null })).toBe('pause');
+    expect(await onTimeout(pausing, { autoPause: false })).toBe('kill');
   });
 
   it('pauses and answers nothing, resumes with the given time and answers the sandbox', async () => {

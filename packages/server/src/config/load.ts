@@ -102,9 +102,6 @@ function checkTogether(config: Config): void {
   ordered('observability.sandbox_metrics_interval_secs', 'observability.sandbox_metrics_idle_interval_secs');
   ordered('orchestrator.default_sandbox_timeout_secs', 'orchestrator.max_sandbox_timeout_secs');
   ordered('orchestrator.default_sandbox_timeout_v2_secs', 'orchestrator.max_sandbox_timeout_secs');
-  if (config['orchestrator.default_auto_pause']) {
-    throw problem('orchestrator.default_auto_pause', 'must be false: pausing is not built yet');
-  }
   checkPort('api_addr', config.api_addr);
   const certificates = config['tls.certificates'].length;
   if (config['tls.private_keys'].length !== certificates) {

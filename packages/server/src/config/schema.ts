@@ -216,7 +216,12 @@ export const CONFIG_SCHEMA = {
   'orchestrator.default_auto_pause': key(
     boolean(),
     false,
-    'Whether the timeout pauses a sandbox when the client does not say; pausing is not built yet, so only `false` is accepted.',
+    'Whether the timeout pauses a sandbox when the client does not say.',
+  ),
+  'orchestrator.pause_failure': key(
+    oneOf('keep', 'kill'),
+    'keep',
+    'What becomes of a sandbox its timeout could not pause in a minute: `keep` lets it run until somebody sets a timeout, `kill` ends it.',
   ),
   'orchestrator.auto_evict_interval_ms': key(
     integer({ minimum: 100, maximum: 60_000 }),

@@ -158,8 +158,7 @@ export function createCreation(deps: CreationDependencies): Creation {
     async create(request) {
       deps.refuseWhileClosing();
       requireDuration('timeout', request.timeoutSeconds);
-      // Nothing pauses at a timeout or resumes for traffic yet; to accept and then kill would be a lie.
-      if (request.onTimeout === 'pause') throw new PlatformError('unsupported_field', 'not supported: autoPause');
+      // Traffic resumes nothing yet; to accept it would be a lie.
       if (request.autoResume) throw new PlatformError('unsupported_field', 'not supported: autoResume');
       const template = await deps.templates.resolve(request.template);
       const admitted = await admit(request, template);

@@ -177,3 +177,84 @@ describe('timeouts', { timeout: 30_000 }, () => {
     );
   });
 });
+
+describe('a timeout that pauses', () => {
+  const pausing = (harness: LifecycleHarness) =>
+    harness.orchestrator.create({ ...CREATE_BASE, timeoutSeconds: 10, onTimeout: 'pause' });
+  const failPauses = (harness: LifecycleHarness, count: number): void => {
+    for (let attempt = 0; attempt < count; attempt++) harness.world.faults.next('capture', { kind: 'fail' });
+  };
+  const failures = (harness: LifecycleHarness): number =>
+    harness.counted.filter((call) => call.startsWith('pauseFailed')).length;
+
+  test('keeps the sandbox, which goes on with the same policy when it is resumed', async () => {
+    const harness = await startLifecycle();
+    const { id } = await pausing(harness);
+    await harness.clock.advance(9_999);
+    expect(harness.orchestrator.get(id).state).toBe('running');
+    await harness.clock.advance(1_001);
+    expect(harness.orchestrator.get(id)).toMatchObject({ state: 'paused', onTimeout: 'pause' });
+    expect(harness.world.machines.size).toBe(0);
+    await harness.clock.advance(3_600_000);
+    await harness.orchestrator.connect(id, 5);
+    await harness.clock.advance(6_000);
+    expect(harness.orchestrator.get(id).state).toBe('paused');
+    await harness.orchestrator.kill(id, 'test');
+    expect(harness.leftovers()).toEqual({});
+    expect(await harness.timersLeft()).toBe(0);
+  });
+
+  test('tries again three times within a minute, and the sandbox runs in between', async () => {
+    const harness = await startLifecycle();
+    const { id } = await pausing(harness);
+    failPauses(harness, 3);
+    await harness.clock.advance(11_000);
+    expect(failures(harness)).toBe(1);
+    expect(harness.orchestrator.target(id).kind).toBe('ready');
+    await harness.clock.advance(41_000);
+    expect(failures(harness)).toBe(3);
+    expect(harness.orchestrator.target(id).kind).toBe('ready');
+    await harness.clock.advance(20_000);
+    expect(harness.orchestrator.get(id).state).toBe('paused');
+    expect(harness.counted).not.toContain('autoPauseGivenUp');
+  });
+
+  test('gives up after that: the sandbox runs on until somebody sets a timeout', async () => {
+    const harness = await startLifecycle();
+    const { id } = await pausing(harness);
+    failPauses(harness, 4);
+    await harness.clock.advance(600_000);
+    expect(failures(harness)).toBe(4);
+    expect(harness.counted).toContain('autoPauseGivenUp');
+    expect(harness.log.find('error', 'its timeout could not pause it in 4 attempts')).toHaveLength(1);
+    expect(harness.orchestrator.target(id).kind).toBe('ready');
+    await harness.orchestrator.setTimeout(id, 5);
+    await harness.clock.advance(6_000);
+    expect(harness.orchestrator.get(id).state).toBe('paused');
+  });
+
+  test('gives up after that: the sandbox ends where the configuration says so', async () => {
+    const harness = await startLifecycle({ config: { pauseFailure: 'kill' } });
+    await pausing(harness);
+    failPauses(harness, 4);
+    await harness.clock.advance(60_000);
+    expect(failures(harness)).toBe(3);
+    await harness.clock.advance(15_000);
+    expect(harness.counted).toContain('ended:pause-failed');
+    expect(harness.leftovers()).toEqual({});
+    expect(await harness.timersLeft()).toBe(0);
+  });
+
+  test('starts counting anew when a client extended the time', async () => {
+    const harness = await startLifecycle();
+    const { id } = await pausing(harness);
+    failPauses(harness, 4);
+    await harness.clock.advance(52_000);
+    expect(failures(harness)).toBe(3);
+    await harness.orchestrator.setTimeout(id, 100);
+    await harness.clock.advance(121_000);
+    expect(failures(harness)).toBe(4);
+    expect(harness.counted).not.toContain('autoPauseGivenUp');
+    expect(harness.orchestrator.get(id).state).toBe('paused');
+  });
+});

@@ -76,6 +76,7 @@ export async function createTestApp(
     readonly domains?: readonly string[];
     readonly templates?: readonly TemplateRecord[];
     readonly clock?: Clock;
+    readonly autoPause?: boolean;
     readonly isReady?: () => boolean;
     readonly observability?: 'on' | 'off';
     readonly listenerLimits?: ListenerLimits;
@@ -108,7 +109,12 @@ export async function createTestApp(
       find: (reference) => templates.find(({ id, names }) => id === reference || names.includes(reference)),
     },
     apiKey: TEST_API_KEY,
-    timeouts: { defaultSeconds: 15, defaultV2Seconds: 300, maximumSeconds: 86_400 },
+    timeouts: {
+      defaultSeconds: 15,
+      defaultV2Seconds: 300,
+      maximumSeconds: 86_400,
+      autoPause: options.autoPause ?? false,
+    },
     isReady: options.isReady ?? (() => true),
     domain: options.domains?.[0],
     metrics: metrics.http,

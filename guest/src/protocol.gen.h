@@ -6,7 +6,7 @@
 #define MAX_DATA 65536u /* largest DATA payload; 32768 is the usual size */
 #define MAX_CONTROL 1048576u /* largest payload of any other frame */
 #define STREAM_WINDOW 262144u /* credit a receiver grants a bulk stream at its start */
-#define INTERACTIVE_WINDOW 65536u /* the same for process output */
+#define INTERACTIVE_WINDOW 65536u /* the same for process output; may grow to STREAM_WINDOW */
 #define CHANNEL_WINDOW 1048576u /* credit for all DATA of the guest together */
 
 /* Frame types; payload in the comment */

@@ -36,6 +36,8 @@ export interface StreamEvents {
 export interface StreamOptions {
   /** Size in bytes of the guest-to-host window; missing: the guest may not send DATA. */
   readonly receiveWindow?: number;
+  /** Size in bytes it may grow to while its consumer keeps up. */
+  readonly receiveWindowLimit?: number;
   /** Initial host-to-guest credit in bytes; missing: the host does not send. */
   readonly sendCredit?: number;
 }
@@ -275,7 +277,7 @@ export function createChannel({ socket, key, nonce, log }: ChannelOptions): Chan
         window:
           options.receiveWindow === undefined
             ? undefined
-            : createReceiveWindow({ size: options.receiveWindow, grant: grant(id) }),
+            : createReceiveWindow({ size: options.receiveWindow, limit: options.receiveWindowLimit, grant: grant(id) }),
         queue: options.sendCredit === undefined ? undefined : outbox.open(id, options.sendCredit),
         eof: false,
       };

@@ -5,10 +5,14 @@ import { createReceiveWindow } from './receive-window.ts';
 
 const SIZE = 1000;
 
-function windowWithLog(): { readonly window: ReturnType<typeof createReceiveWindow>; readonly grants: number[] } {
+function windowWithLog(limit?: number): {
+  readonly window: ReturnType<typeof createReceiveWindow>;
+  readonly grants: number[];
+} {
   const grants: number[] = [];
   const window = createReceiveWindow({
     size: SIZE,
+    limit,
     grant(bytes) {
       grants.push(bytes);
       return true;
@@ -60,6 +64,32 @@ describe('receive window', () => {
     open = true;
     window.flush();
     expect(grants).toEqual([SIZE]);
+  });
+
+  it('doubles up to its limit as long as its consumer keeps up', () => {
+    const { window, grants } = windowWithLog(3 * SIZE);
+    window.open();
+    for (let index = 0; index < 40; index++) {
+      window.receive(SIZE);
+      window.settle(SIZE);
+    }
+    const granted = grants.reduce((sum, bytes) => sum + bytes, 0);
+    expect(granted).toBe(3 * SIZE + 40 * SIZE);
+    expect(() => window.receive(3 * SIZE + 1)).toThrow(ProtocolViolation);
+    window.receive(3 * SIZE);
+  });
+
+  it('does not grow for a consumer that holds something back, nor without a limit', () => {
+    for (const limit of [4 * SIZE, undefined]) {
+      const { window, grants } = windowWithLog(limit);
+      window.open();
+      if (limit !== undefined) window.receive(1);
+      for (let index = 0; index < 40; index++) {
+        window.receive(SIZE / 2);
+        window.settle(SIZE / 2);
+      }
+      expect(grants).toEqual([SIZE, ...Array.from({ length: 40 }, () => SIZE / 2)]);
+    }
   });
 
   it('never lets more than its size be granted or held, and never loses a byte', () => {

@@ -1,5 +1,8 @@
 import { ProtocolViolation } from '../wire/protocol-violation.ts';
 
+/** Windows a consumer must have kept up with, before it gets one of twice the size. */
+const WINDOWS_UNTIL_GROWTH = 4;
+
 /**
  * Credit of one direction of a stream, seen from the receiver. Every byte of the window is in one of three places:
  * granted to the sender, held by us until its consumer settled, or owed (settled, not granted again yet).
@@ -18,14 +21,23 @@ export interface ReceiveWindow {
 }
 
 export interface ReceiveWindowOptions {
-  /** Bytes. */
+  /** At first, bytes. */
   readonly size: number;
+  /**
+   * What it may grow to while its consumer holds nothing back, bytes; missing: it never grows. A small window keeps what a
+   * slow consumer holds small, and a fast one waiting for the guest.
+   */
+  readonly limit?: number | undefined;
   /** Sends credit to the guest; false when credit cannot be sent now, the bytes then stay owed. */
   readonly grant: (bytes: number) => boolean;
 }
 
 /** Creates a window that has granted nothing yet. */
-export function createReceiveWindow({ size, grant }: ReceiveWindowOptions): ReceiveWindow {
+export function createReceiveWindow(options: ReceiveWindowOptions): ReceiveWindow {
+  const { grant, limit = options.size } = options;
+  let { size } = options;
+  /** Bytes in a row of which the consumer held none back. */
+  let keptUp = 0;
   let granted = 0;
   let held = 0;
   let opened = false;
@@ -43,6 +55,11 @@ export function createReceiveWindow({ size, grant }: ReceiveWindowOptions): Rece
     },
     settle(bytes) {
       held -= bytes;
+      keptUp = held === 0 ? keptUp + bytes : 0;
+      if (size < limit && keptUp >= size * WINDOWS_UNTIL_GROWTH) {
+        size = Math.min(size * 2, limit);
+        keptUp = 0;
+      }
       grantOwed(size / 4);
     },
     open() {

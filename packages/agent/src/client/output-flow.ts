@@ -140,7 +140,7 @@ export function createOutputFlow({ channel, log, sources, onEnd }: OutputFlowOpt
           else onEof(port);
         },
       },
-      { receiveWindow: LIMITS.INTERACTIVE_WINDOW },
+      { receiveWindow: LIMITS.INTERACTIVE_WINDOW, receiveWindowLimit: LIMITS.STREAM_WINDOW },
     );
     return port;
   });

@@ -8,7 +8,7 @@ export const LIMITS = {
   MAX_CONTROL: 1048576,
   /** credit a receiver grants a bulk stream at its start */
   STREAM_WINDOW: 262144,
-  /** the same for process output */
+  /** the same for process output; may grow to STREAM_WINDOW */
   INTERACTIVE_WINDOW: 65536,
   /** credit for all DATA of the guest together */
   CHANNEL_WINDOW: 1048576,

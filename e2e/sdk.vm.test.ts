@@ -53,6 +53,30 @@ describe.each(CLIENTS)('$version', ({ Sandbox, old }) => {
       expect(after.endAt.getTime()).toBe(before.endAt.getTime());
     });
 
+    it('pauses and resumes: the same process goes on where it was', async () => {
+      const mine = await Sandbox.create('base', { ...server.sdk, timeoutMs: 300_000 });
+      onTestFinished(async () => {
+        await mine.kill();
+      });
+      await mine.files.write('/etc/hosts', '127.0.0.1 localhost mine', { user: 'root' });
+      const count = 'i=0; while true; do i=$((i+1)); echo $i > /tmp/count; sleep 0.1; done';
+      const { pid } = await mine.commands.run(count, { background: true, timeoutMs: 0 });
+      const counter = async () => Number((await mine.commands.run('cat /tmp/count || echo 0')).stdout);
+      for (let cycle = 0; cycle < 2; cycle++) {
+        const before = await waitUntil(counter, { timeout: 10_000, what: 'the counter' });
+        expect(await mine.betaPause(server.sdk)).toBe(true);
+        expect(await mine.isRunning()).toBe(false);
+        expect((await mine.getInfo()).state).toBe('paused');
+        await Sandbox.connect(mine.sandboxId, { ...server.sdk, timeoutMs: 300_000 });
+        const more = async () => (await counter()) > before;
+        await waitUntil(more, { timeout: 10_000, what: 'the counter to go on' });
+        expect((await mine.commands.list()).map((process) => process.pid)).toContain(pid);
+        expect(await mine.files.read('/etc/hosts')).toBe('127.0.0.1 localhost mine');
+        const skew = Number((await mine.commands.run('date +%s%3N')).stdout) - Date.now();
+        expect(Math.abs(skew)).toBeLessThan(2_000);
+      }
+    });
+
     it('sets the timeout and ends the sandbox when it passes', async () => {
       const mine = await Sandbox.create('base', { ...server.sdk, timeoutMs: 300_000 });
       onTestFinished(async () => {

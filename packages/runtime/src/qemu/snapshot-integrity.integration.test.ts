@@ -1,4 +1,4 @@
-import { appendFile, mkdtemp, open, rm, truncate, writeFile } from 'node:fs/promises';
+import { appendFile, mkdtemp, open, rm, truncate, utimes, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { SILENT_LOG, type SnapshotManifest } from '@agentenv/core';
@@ -97,6 +97,13 @@ describe('trust in captured files', () => {
     await second.trust(snapshot);
     await overwrite('state', 0, 1);
     await expect(second.verify(snapshot)).rejects.toMatchObject({ message: 'the snapshot is damaged: state' });
+  });
+
+  test('a new file with the contents, and perhaps the inode, of one that is gone is not a damaged one', async () => {
+    await integrity.trust(snapshot);
+    await utimes(join(directory, 'state'), 1, 1);
+    await integrity.verify(snapshot);
+    expect(await integrity.sweep()).toEqual([]);
   });
 
   test('a zero written into a hole changes nothing for a new server', async () => {

@@ -104,8 +104,8 @@ export function createSnapshotIntegrity(options: {
     // The status is taken before the contents are read: a change in between shows at the next comparison.
     const status = await statusOf(artifact.path);
     if (status === undefined) return false;
-    const known = knownFile(status, artifact);
-    if (known !== undefined) return known.mark === status.mark;
+    // Another mark is a change, or another file with the inode of one that is gone: the contents decide.
+    if (knownFile(status, artifact)?.mark === status.mark) return true;
     if ((await hash(status.inode, artifact)) !== artifact.sha256) return false;
     trusted.set(status.inode, { path: artifact.path, sha256: artifact.sha256, mark: status.mark });
     return true;

@@ -14,7 +14,8 @@ export interface MeasuredEnvd extends AsyncDisposable {
 }
 
 export async function startMeasuredEnvd(): Promise<MeasuredEnvd> {
-  const child = spawn(process.execPath, [join(import.meta.dirname, 'envd-process.ts')], {
+  // With the young generation the server is started with (see `aenv`): the default alone may grow by 48 MiB.
+  const child = spawn(process.execPath, ['--max-semi-space-size=2', join(import.meta.dirname, 'envd-process.ts')], {
     stdio: ['pipe', 'pipe', 'inherit'],
   });
   const exited = once(child, 'exit');

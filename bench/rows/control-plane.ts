@@ -1,6 +1,5 @@
-import { type ChildProcess, spawn } from 'node:child_process';
-import { once } from 'node:events';
 import { join } from 'node:path';
+import { startChild } from '../lib/child.ts';
 import { runLoad } from '../lib/load-child.ts';
 import type { Bench } from '../lib/row.ts';
 import { benchServer } from '../lib/session.ts';
@@ -10,15 +9,6 @@ const CONNECTIONS = 8;
 /** Requests per second of one load process over eight connections. */
 async function load(urls: readonly string[], headers: Record<string, string>, seconds: number): Promise<number> {
   return (await runLoad({ urls, headers, connections: CONNECTIONS, seconds })).perSecond;
-}
-
-/** The floor: fastify answering a constant, in a process of its own. */
-async function startConstant(): Promise<{ readonly url: string; readonly child: ChildProcess }> {
-  const child = spawn(process.execPath, [join(import.meta.dirname, '../lib/constant-server.ts')], {
-    stdio: ['ignore', 'pipe', 'inherit'],
-  });
-  const [url] = await once(child.stdout.setEncoding('utf8'), 'data');
-  return { url: String(url).trim(), child };
 }
 
 /** GET of one record among 10 000. */
@@ -45,17 +35,14 @@ export const controlPlane: Bench = {
       }),
     );
     progress(`${urls.length} records`);
-    const { url, child } = await startConstant();
+    const constant = [process.execPath, join(import.meta.dirname, '../lib/constant-server.ts')];
+    await using floorServer = await startChild(constant, 'SIGTERM');
     const samples: number[] = [];
     const floor: number[] = [];
-    try {
-      const rounds = Math.max(3, Math.round(5 * effort));
-      for (let round = 0; round < rounds; round++) {
-        floor.push(await load([url], {}, 2));
-        samples.push(await load(urls, { 'x-api-key': server.apiKey }, 2));
-      }
-    } finally {
-      child.kill('SIGTERM');
+    const rounds = Math.max(3, Math.round(5 * effort));
+    for (let round = 0; round < rounds; round++) {
+      floor.push(await load([floorServer.line], {}, 2));
+      samples.push(await load(urls, { 'x-api-key': server.apiKey }, 2));
     }
     return [
       {

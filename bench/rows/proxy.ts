@@ -1,4 +1,3 @@
-import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
 import { get, type IncomingMessage } from 'node:http';
@@ -8,6 +7,7 @@ import { rootProcess } from '@agentenv/agent/testing';
 import { Sandbox } from 'e2b';
 import { waitUntil } from '../../e2e/lib/wait.ts';
 import { openBareHost } from '../lib/bare.ts';
+import { startChild } from '../lib/child.ts';
 import { runLoad } from '../lib/load-child.ts';
 import type { Bench, Measured } from '../lib/row.ts';
 import { ARTIFACTS, benchServer, NO_POOL, repeat, timed } from '../lib/session.ts';
@@ -16,42 +16,18 @@ const PORT = 3000;
 const BYTES = 32 * 2 ** 20;
 const CONNECTIONS = 8;
 
-/** A child process and its first line of output; disposing ends it, `by` the end of its input or a signal. */
-interface Child extends AsyncDisposable {
-  readonly line: string;
-}
-
-/** Rejects when the process ends before it has said anything. */
-async function start(command: readonly string[], by: 'input' | 'SIGTERM'): Promise<Child> {
-  const [program = '', ...args] = command;
-  const child = spawn(program, args, { stdio: ['pipe', 'pipe', 'inherit'] });
-  const exited = once(child, 'exit');
-  const died = exited.then(([code]) => {
-    throw new Error(`${command.join(' ')} ended with ${code}`);
-  });
-  const [line] = await Promise.race([once(child.stdout.setEncoding('utf8'), 'data'), died]);
-  return {
-    line: String(line).trim(),
-    async [Symbol.asyncDispose]() {
-      if (by === 'input') child.stdin.end();
-      else child.kill(by);
-      await exited;
-    },
-  };
-}
-
 /**
  * The data plane in front of a native guest agent, beside a client in the guest's own network that connects to the same
  * server: every process on the same two CPUs.
  */
 async function native(effort: number): Promise<Measured[]> {
-  await using front = await start(
+  await using front = await startChild(
     [process.execPath, join(import.meta.dirname, '../../packages/server/src/testing/ingress-process.ts')],
     'input',
   );
   const { port, host, pid } = JSON.parse(front.line) as { port: number; host: string; pid: number };
   const inside = ['nsenter', '--net', '--target', String(pid)];
-  await using _service = await start(
+  await using _service = await startChild(
     [...inside, process.execPath, join(import.meta.dirname, '../lib/proxy-service.ts'), String(PORT)],
     'SIGTERM',
   );

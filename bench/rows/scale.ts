@@ -55,6 +55,8 @@ export const streams: Bench = {
   async run({ progress, effort }) {
     const perSandbox = Math.max(2, Math.round((STREAMS / SANDBOXES) * Math.min(1, effort)));
     const execs = Math.max(SANDBOXES, Math.round(EXECS * Math.min(1, effort)));
+    // Each stream and each command takes a connection; the SDK opens 200 at most unless it is told so.
+    process.env.E2B_ENVD_RPC_CONNECTIONS = String(2 * (STREAMS + EXECS));
     await using server = await benchServer(NO_POOL);
     const sandboxes: Sandbox[] = [];
     for (let index = 0; index < SANDBOXES; index++) {

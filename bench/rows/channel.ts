@@ -123,14 +123,14 @@ export const channel: Bench = {
     });
     return [
       row('file up', up, together(rawUp, aloneUp)),
-      figure('  raw frames up', rawUp),
-      figure('  the SDK alone', aloneUp),
+      figure('file up: raw frames', rawUp),
+      figure('file up: the SDK alone', aloneUp),
       row('file down', down, together(rawDown, aloneDown)),
-      figure('  raw frames down', rawDown),
-      figure('  the SDK alone', aloneDown),
+      figure('file down: raw frames', rawDown),
+      figure('file down: the SDK alone', aloneDown),
       row('stdout', stdout, together(rawStdout, aloneStdout)),
-      figure('  raw frames of a process', rawStdout),
-      figure('  the SDK alone', aloneStdout),
+      figure('stdout: raw frames of a process', rawStdout),
+      figure('stdout: the SDK alone', aloneStdout),
     ];
   },
 };

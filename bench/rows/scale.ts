@@ -23,11 +23,16 @@ async function inParallel<T>(items: readonly T[], width: number, work: (item: T)
   );
 }
 
-/** Answers of 500 and above since the server started. */
-async function serverErrors(server: TestServer): Promise<number> {
+/** Answers of 500 and above since the server started; tells which. */
+async function serverErrors(server: TestServer, progress: (text: string) => void): Promise<number> {
   const metrics = await (await fetch(`${server.url}/metrics`)).text();
-  const counts = metrics.matchAll(/^agentenv_http_request_duration_seconds_count\{[^}]*status="5xx"[^}]*\} (\d+)/gm);
-  return [...counts].reduce((sum, [, count]) => sum + Number(count), 0);
+  const counts = metrics.matchAll(/^agentenv_http_request_duration_seconds_count(\{[^}]*status="5xx"[^}]*\}) (\d+)/gm);
+  let sum = 0;
+  for (const [, labels, count] of counts) {
+    if (Number(count) > 0) progress(`${count} answers of 5xx: ${labels}`);
+    sum += Number(count);
+  }
+  return sum;
 }
 
 const none = (name: string, samples: readonly number[]): Measured => ({
@@ -106,7 +111,7 @@ export const streams: Bench = {
     running = false;
     await watching;
     const peak = residentBytes(server.pid) / MIB;
-    const errors = await serverErrors(server);
+    const errors = await serverErrors(server, progress);
     await Promise.all(sandboxes.map((sandbox) => sandbox.kill()));
     return [
       none(`${open.length} idle streams, ${execs} commands: failures`, [failures]),
@@ -171,7 +176,7 @@ export const soak: Bench = {
       }
     };
     await Promise.all([sample(), ...Array.from({ length: WORKERS }, work)]);
-    const errors = await serverErrors(server);
+    const errors = await serverErrors(server, progress);
     const early = memory.slice(Math.min(6, memory.length - 1), Math.max(12, Math.ceil(memory.length * 0.3)));
     const late = memory.slice(-Math.max(1, Math.ceil(memory.length * 0.2)));
     const growth = Math.min(...late) - Math.min(...early);

@@ -19,6 +19,8 @@ export * from './rng.ts';
 export * from './sample-series.ts';
 export * from './sandbox.ts';
 export * from './sandbox-log.ts';
+export * from './snapshot.ts';
+export * from './snapshot-index.ts';
 export * from './state-machine.ts';
 export * from './template-reference.ts';
 export * from './text.ts';

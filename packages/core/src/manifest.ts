@@ -1,3 +1,6 @@
+/** Every backend there is; nothing is published under another name (agentenv.md 9.4). */
+export const BACKEND_NAMES = ['qemu', 'container', 'firecracker', 'fake'] as const;
+
 /** A file that belongs to a snapshot. */
 export interface SnapshotArtifact {
   /** Relative to the directory of the manifest, or absolute where snapshots share the file. */

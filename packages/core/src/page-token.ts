@@ -1,5 +1,5 @@
 import { PlatformError } from './errors.ts';
-import { isPlatformId } from './ids.ts';
+import { isPlatformId, isUuid } from './ids.ts';
 
 export type ListOrder = 'asc' | 'desc';
 
@@ -54,6 +54,6 @@ export function decodePageToken(token: string, order: ListOrder): PagePosition {
   const body = order === 'asc' ? text.slice(0, -ASCENDING_SUFFIX.length) : text;
   const separator = body.indexOf('__');
   const id = body.slice(separator + 2);
-  if (separator === -1 || !isPlatformId(id)) throw invalidToken();
+  if (separator === -1 || !(isPlatformId(id) || isUuid(id))) throw invalidToken();
   return { startedAt: parseTime(body.slice(0, separator)), id };
 }

@@ -1,4 +1,4 @@
-import type { CaptureId, InstanceId, SandboxId, TemplateId } from './ids.ts';
+import type { BuildId, CaptureId, InstanceId, SandboxId, TemplateId } from './ids.ts';
 import type { NetworkPolicy } from './network-policy.ts';
 import type { SandboxState } from './state-machine.ts';
 
@@ -16,6 +16,8 @@ export type TimeoutAction = 'kill' | 'pause';
 export interface SandboxRecord {
   readonly id: SandboxId;
   readonly templateId: TemplateId;
+  /** The build of the template it was started from; undefined in records of before that was noted. */
+  readonly buildId: BuildId | undefined;
   /** Template name by which it was created, shown as `alias`. */
   readonly alias: string | undefined;
   readonly state: SandboxState;

@@ -18,16 +18,16 @@ export const TEMPLATE_NAME_MAX = 128;
 const IDENTIFIER = /^[a-z0-9_-]+$/;
 const TAG = /^[a-z0-9_.-]+$/;
 
-function malformed(text: string, why: string): PlatformError {
-  const shown = shorten(text, TEMPLATE_NAME_MAX);
-  return new PlatformError('invalid_argument', `invalid template reference '${shown}': ${why}`);
-}
-
-/** Parses a reference after trimming and lower-casing it (e2b.md section 3). Malformed: `invalid_argument`. */
-export function parseTemplateReference(text: string): TemplateReference {
+/**
+ * Parses a reference after trimming and lower-casing it (e2b.md section 3). Malformed: `invalid_argument`, which calls it
+ * `what`.
+ */
+export function parseTemplateReference(text: string, what = 'template reference'): TemplateReference {
+  const malformed = (why: string): PlatformError =>
+    new PlatformError('invalid_argument', `invalid ${what} '${shorten(text, TEMPLATE_NAME_MAX)}': ${why}`);
   const normal = text.trim().toLowerCase();
-  if (normal === '') throw malformed(text, 'it is empty');
-  if (normal.length > TEMPLATE_NAME_MAX) throw malformed(text, `longer than ${TEMPLATE_NAME_MAX} characters`);
+  if (normal === '') throw malformed('it is empty');
+  if (normal.length > TEMPLATE_NAME_MAX) throw malformed(`longer than ${TEMPLATE_NAME_MAX} characters`);
   const slash = normal.indexOf('/');
   const namespace = slash === -1 ? undefined : normal.slice(0, slash);
   const rest = normal.slice(slash + 1);
@@ -35,10 +35,10 @@ export function parseTemplateReference(text: string): TemplateReference {
   const alias = colon === -1 ? rest : rest.slice(0, colon);
   const tag = colon === -1 ? undefined : rest.slice(colon + 1);
   if (namespace !== undefined && !IDENTIFIER.test(namespace)) {
-    throw malformed(text, 'the namespace may hold only a-z, 0-9, - and _');
+    throw malformed('the namespace may hold only a-z, 0-9, - and _');
   }
-  if (!IDENTIFIER.test(alias)) throw malformed(text, 'the name may hold only a-z, 0-9, - and _');
-  if (tag !== undefined && !TAG.test(tag)) throw malformed(text, 'the tag may hold only a-z, 0-9, -, _ and .');
-  if (tag !== undefined && isUuid(tag)) throw malformed(text, 'the tag may not be a UUID');
+  if (!IDENTIFIER.test(alias)) throw malformed('the name may hold only a-z, 0-9, - and _');
+  if (tag !== undefined && !TAG.test(tag)) throw malformed('the tag may hold only a-z, 0-9, -, _ and .');
+  if (tag !== undefined && isUuid(tag)) throw malformed('the tag may not be a UUID');
   return { namespace, alias, tag };
 }

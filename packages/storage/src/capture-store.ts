@@ -1,12 +1,14 @@
-import { mkdir, open, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { type CaptureId, PlatformError, type SnapshotManifest } from '@agentenv/core';
-import { decodeManifest, MANIFEST_FILE } from './manifest-codec.ts';
+import { type CaptureFiles, HOST_FILES } from './capture-files.ts';
+import { decodeManifest, digestManifest, FIRST_MANIFEST_FILE, MANIFEST_FILE } from './manifest-codec.ts';
 
 /** A complete capture on this host. */
 export interface StoredCapture {
   readonly directory: string;
   readonly manifest: SnapshotManifest;
+  /** sha256 of the manifest file. */
+  readonly digest: string;
 }
 
 /**
@@ -24,30 +26,36 @@ export interface CaptureStore {
   list(): Promise<ReadonlySet<string>>;
 }
 
+export interface CaptureStoreOptions {
+  /** Made when it is not there; nobody but the server's user may enter it. */
+  readonly root: string;
+  readonly files?: CaptureFiles;
+}
+
 function code(error: unknown): unknown {
   return error instanceof Error && 'code' in error ? error.code : undefined;
 }
 
-async function syncDirectory(path: string): Promise<void> {
-  const directory = await open(path, 'r');
-  try {
-    await directory.sync();
-  } finally {
-    await directory.close();
-  }
-}
+/** The captures in directories below `root`. */
+export async function openCaptureStore(options: CaptureStoreOptions): Promise<CaptureStore> {
+  const { root, files = HOST_FILES } = options;
+  await files.makeRoot(root);
 
-/** The captures below `root`, which is made when it is not there; nobody but the server's user may enter it. */
-export async function openCaptureStore(options: { readonly root: string }): Promise<CaptureStore> {
-  const { root } = options;
-  await mkdir(root, { recursive: true, mode: 0o700 });
+  async function readManifest(directory: string): Promise<Uint8Array> {
+    try {
+      return await files.read(join(directory, MANIFEST_FILE));
+    } catch (error) {
+      if (code(error) !== 'ENOENT') throw error;
+      return await files.read(join(directory, FIRST_MANIFEST_FILE));
+    }
+  }
 
   return {
     async allocate(id) {
       const directory = join(root, id);
       try {
-        await mkdir(directory, { mode: 0o700 });
-        await syncDirectory(root);
+        await files.makeDirectory(directory);
+        await files.syncDirectory(root);
       } catch (error) {
         if (code(error) === 'ENOSPC' || code(error) === 'EDQUOT') {
           throw new PlatformError('no_space', 'no space left for captures on the data disk', { cause: error });
@@ -58,18 +66,18 @@ export async function openCaptureStore(options: { readonly root: string }): Prom
     },
     async open(id) {
       const directory = join(root, id);
-      let text: string;
+      let content: Uint8Array;
       try {
-        text = await readFile(join(directory, MANIFEST_FILE), 'utf8');
+        content = await readManifest(directory);
       } catch (error) {
         throw new PlatformError('internal', 'the stored state cannot be read', {
           details: { directory },
           cause: error,
         });
       }
-      return { directory, manifest: decodeManifest(text) };
+      return { directory, manifest: decodeManifest(content), digest: digestManifest(content) };
     },
-    remove: (id) => rm(join(root, id), { recursive: true, force: true }),
-    list: async () => new Set(await readdir(root)),
+    remove: (id) => files.remove(join(root, id)),
+    list: async () => new Set(await files.names(root)),
   };
 }

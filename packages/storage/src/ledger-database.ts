@@ -40,6 +40,7 @@ export function openLedgerDatabase(options: LedgerWorkerData): LedgerDatabase {
   const statements: Record<LedgerTable, Record<'put' | 'delete' | 'load', StatementSync>> = {
     sandboxes: prepare('sandboxes'),
     templates: prepare('templates'),
+    snapshots: prepare('snapshots'),
   };
   return {
     commit(writes) {

@@ -1,5 +1,5 @@
 /** What the ledger and its worker thread say to each other. */
-export type LedgerTable = 'sandboxes' | 'templates';
+export type LedgerTable = 'sandboxes' | 'templates' | 'snapshots';
 
 export type LedgerWrite =
   | { readonly kind: 'put'; readonly table: LedgerTable; readonly id: string; readonly record: string }

@@ -4,6 +4,7 @@ import type { DatabaseSync } from 'node:sqlite';
 const MIGRATIONS: readonly string[] = [
   `CREATE TABLE sandboxes (id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT, WITHOUT ROWID;
    CREATE TABLE templates (id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT, WITHOUT ROWID;`,
+  'CREATE TABLE snapshots (id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT, WITHOUT ROWID;',
 ];
 
 /** Schema version this program writes. */

@@ -1,4 +1,4 @@
-import type { SandboxId, SandboxRecord } from '@agentenv/core';
+import type { BuildId, SandboxId, SandboxRecord, SnapshotRecord } from '@agentenv/core';
 
 /** A template as the control plane lists it. */
 export interface TemplateRecord {
@@ -17,6 +17,13 @@ export interface TemplateRecord {
   readonly sourceDigest?: string | undefined;
 }
 
+/** The snapshots of a ledger. */
+export interface LoadedSnapshots {
+  readonly records: readonly SnapshotRecord[];
+  /** Ids of rows that cannot be read; what they name must not be taken for forgotten. */
+  readonly unreadable: readonly string[];
+}
+
 /**
  * The durable record of what should exist, written before the effect. One writer: a worker thread that commits in
  * groups; a resolved promise means the write is on disk (WAL, synchronous=FULL). Writes take effect in the order of the
@@ -31,4 +38,9 @@ export interface Ledger extends AsyncDisposable {
   deleteSandbox(id: SandboxId): Promise<void>;
   loadTemplates(): Promise<readonly TemplateRecord[]>;
   putTemplate(record: TemplateRecord): Promise<void>;
+  loadSnapshots(): Promise<LoadedSnapshots>;
+  /** Inserts or replaces: all of them or none. */
+  putSnapshots(records: readonly SnapshotRecord[]): Promise<void>;
+  /** All of them or none; absent ones are fine. */
+  deleteSnapshots(ids: readonly BuildId[]): Promise<void>;
 }

@@ -1,6 +1,6 @@
 import { type CaptureId, PlatformError } from '@agentenv/core';
 import type { CaptureStore } from './capture-store.ts';
-import { decodeManifest, MANIFEST_FILE } from './manifest-codec.ts';
+import { decodeManifest, digestManifest, FIRST_MANIFEST_FILE, MANIFEST_FILE } from './manifest-codec.ts';
 import type { MemoryDisk } from './memory-ledger.ts';
 
 /** Files in memory of whoever writes captures. */
@@ -23,9 +23,12 @@ export function openMemoryCaptures(options: { readonly disk: MemoryDisk; readonl
       return directoryOf(id);
     },
     async open(id) {
-      const content = disk.captures.has(id) ? await files.get(directoryOf(id), MANIFEST_FILE) : undefined;
+      const directory = directoryOf(id);
+      const content = disk.captures.has(id)
+        ? ((await files.get(directory, MANIFEST_FILE)) ?? (await files.get(directory, FIRST_MANIFEST_FILE)))
+        : undefined;
       if (content === undefined) throw new PlatformError('internal', 'the stored state cannot be read');
-      return { directory: directoryOf(id), manifest: decodeManifest(Buffer.from(content).toString()) };
+      return { directory, manifest: decodeManifest(content), digest: digestManifest(content) };
     },
     async remove(id) {
       disk.captures.delete(id);

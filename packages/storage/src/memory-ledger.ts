@@ -1,17 +1,18 @@
 import { type Log, PlatformError, type SandboxRecord } from '@agentenv/core';
 import type { Ledger, TemplateRecord } from './ledger.ts';
-import { decodeSandboxRecord, decodeTemplateRecord, encodeRecord } from './record-codec.ts';
+import { decodeSandboxRecord, decodeSnapshotRecord, decodeTemplateRecord, encodeRecord } from './record-codec.ts';
 
 /** What a memory ledger writes to; outlives the ledger, so a test can open it again after a crash. */
 export interface MemoryDisk {
   readonly sandboxes: Map<string, string>;
   readonly templates: Map<string, string>;
+  readonly snapshots: Map<string, string>;
   /** Names of the directories of captures. */
   readonly captures: Set<string>;
 }
 
 export function createMemoryDisk(): MemoryDisk {
-  return { sandboxes: new Map(), templates: new Map(), captures: new Set() };
+  return { sandboxes: new Map(), templates: new Map(), snapshots: new Map(), captures: new Set() };
 }
 
 /** A ledger for tests: same records, same order, same errors as the real one, on a disk that is a map. */
@@ -23,7 +24,11 @@ export function openMemoryLedger(options: { readonly disk: MemoryDisk; readonly 
     if (closed) throw new PlatformError('unavailable', 'the ledger is closed');
   }
 
-  function load<T>(table: ReadonlyMap<string, string>, decode: (json: string) => T): readonly T[] {
+  function load<T>(
+    table: ReadonlyMap<string, string>,
+    decode: (json: string) => T,
+    onUnreadable?: (id: string) => void,
+  ): readonly T[] {
     refuseClosed();
     return [...table.entries()]
       .sort(([left], [right]) => (left < right ? -1 : 1))
@@ -32,6 +37,7 @@ export function openMemoryLedger(options: { readonly disk: MemoryDisk; readonly 
           return [decode(json)];
         } catch (error) {
           log.error({ id, err: error }, 'a record of the ledger cannot be read and is skipped');
+          onUnreadable?.(id);
           return [];
         }
       });
@@ -51,6 +57,19 @@ export function openMemoryLedger(options: { readonly disk: MemoryDisk; readonly 
     async putTemplate(record: TemplateRecord) {
       refuseClosed();
       disk.templates.set(record.id, encodeRecord(record));
+    },
+    async loadSnapshots() {
+      const unreadable: string[] = [];
+      const records = load(disk.snapshots, decodeSnapshotRecord, (id) => unreadable.push(id));
+      return { records, unreadable };
+    },
+    async putSnapshots(records) {
+      refuseClosed();
+      for (const record of records) disk.snapshots.set(record.buildId, encodeRecord(record));
+    },
+    async deleteSnapshots(ids) {
+      refuseClosed();
+      for (const id of ids) disk.snapshots.delete(id);
     },
     async [Symbol.asyncDispose]() {
       closed = true;

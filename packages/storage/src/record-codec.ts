@@ -7,6 +7,9 @@ import {
   SANDBOX_STATES,
   type SandboxId,
   type SandboxRecord,
+  type SnapshotContext,
+  type SnapshotOrigin,
+  type SnapshotRecord,
   type TemplateId,
 } from '@agentenv/core';
 import type { TemplateRecord } from './ledger.ts';
@@ -96,6 +99,24 @@ function networkPolicy(from: Json, key: string): NetworkPolicy {
   };
 }
 
+function buildId(from: Json, key: string): BuildId {
+  return text(from, key) as BuildId;
+}
+
+function origin(from: Json, key: string): SnapshotOrigin {
+  const value = object(from[key], key);
+  return { templateId: text(value, 'templateId') as TemplateId, buildId: optional(value, 'buildId', buildId) };
+}
+
+function context(from: Json, key: string): SnapshotContext {
+  const value = object(from[key], key);
+  return {
+    envVars: textMap(value, 'envVars'),
+    defaultUser: text(value, 'defaultUser'),
+    defaultWorkdir: optional(value, 'defaultWorkdir', text),
+  };
+}
+
 function parse(json: string): Json {
   let value: unknown;
   try {
@@ -112,6 +133,7 @@ export function decodeSandboxRecord(json: string): SandboxRecord {
   return {
     id: text(from, 'id') as SandboxId,
     templateId: text(from, 'templateId') as TemplateId,
+    buildId: optional(from, 'buildId', buildId),
     alias: optional(from, 'alias', text),
     state: oneOf(from, 'state', SANDBOX_STATES),
     instanceId: text(from, 'instanceId') as InstanceId,
@@ -141,7 +163,7 @@ export function decodeTemplateRecord(json: string): TemplateRecord {
   const from = parse(json);
   return {
     id: text(from, 'id'),
-    buildId: text(from, 'buildId') as BuildId,
+    buildId: buildId(from, 'buildId'),
     names: textList(from, 'names'),
     vcpus: finite(from, 'vcpus'),
     memoryMB: finite(from, 'memoryMB'),
@@ -155,7 +177,28 @@ export function decodeTemplateRecord(json: string): TemplateRecord {
   };
 }
 
+/** Reads a stored snapshot; unknown keys are left out. Throws `UnreadableRecord`. */
+export function decodeSnapshotRecord(json: string): SnapshotRecord {
+  const from = parse(json);
+  return {
+    buildId: buildId(from, 'buildId'),
+    templateId: text(from, 'templateId') as TemplateId,
+    name: optional(from, 'name', text),
+    tags: textList(from, 'tags'),
+    createdAt: finite(from, 'createdAt'),
+    sandboxId: text(from, 'sandboxId') as SandboxId,
+    origin: origin(from, 'origin'),
+    backend: text(from, 'backend'),
+    manifestDigest: text(from, 'manifestDigest'),
+    resources: resources(from, 'resources'),
+    envdVersion: text(from, 'envdVersion'),
+    context: context(from, 'context'),
+    spawnCount: finite(from, 'spawnCount'),
+    lastSpawnedAt: optional(from, 'lastSpawnedAt', finite),
+  };
+}
+
 /** JSON of a record as it is stored; keys whose value is undefined are left out. */
-export function encodeRecord(record: SandboxRecord | TemplateRecord): string {
+export function encodeRecord(record: SandboxRecord | TemplateRecord | SnapshotRecord): string {
   return JSON.stringify(record);
 }

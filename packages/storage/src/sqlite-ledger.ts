@@ -1,7 +1,7 @@
 import { chmod, open } from 'node:fs/promises';
 import { Worker } from 'node:worker_threads';
-import { type Log, PlatformError, type SandboxRecord } from '@agentenv/core';
-import type { Ledger, TemplateRecord } from './ledger.ts';
+import { type Log, PlatformError } from '@agentenv/core';
+import type { Ledger } from './ledger.ts';
 import type {
   LedgerFault,
   LedgerReply,
@@ -11,7 +11,7 @@ import type {
   LedgerWorkerData,
   LedgerWrite,
 } from './ledger-messages.ts';
-import { decodeSandboxRecord, decodeTemplateRecord, encodeRecord } from './record-codec.ts';
+import { decodeSandboxRecord, decodeSnapshotRecord, decodeTemplateRecord, encodeRecord } from './record-codec.ts';
 
 export interface OpenLedgerOptions {
   /** File of the database; its directory exists. Created with mode 0600, it holds channel secrets. */
@@ -55,7 +55,8 @@ function toPlatformError(path: string, fault: LedgerFault): PlatformError {
 }
 
 interface PendingWrite extends PromiseWithResolvers<void> {
-  readonly write: LedgerWrite;
+  /** All of them or none. */
+  readonly writes: readonly LedgerWrite[];
 }
 
 /**
@@ -124,7 +125,7 @@ export async function openLedger(options: OpenLedgerOptions): Promise<Ledger> {
       const group = pending;
       pending = [];
       try {
-        await request({ kind: 'commit', writes: group.map((item) => item.write) });
+        await request({ kind: 'commit', writes: group.flatMap((item) => item.writes) });
         for (const item of group) item.resolve();
       } catch (error) {
         for (const item of group) item.reject(error);
@@ -133,14 +134,14 @@ export async function openLedger(options: OpenLedgerOptions): Promise<Ledger> {
     committing = false;
   }
 
-  function write(item: LedgerWrite): Promise<void> {
+  function write(...writes: readonly LedgerWrite[]): Promise<void> {
     if (closing !== undefined) return Promise.reject(new PlatformError('unavailable', 'the ledger is closed'));
     if (broken !== undefined) return Promise.reject(broken);
     if (pending.length >= maxPending) {
       return Promise.reject(new PlatformError('unavailable', 'too many writes wait for the data disk'));
     }
     const result = Promise.withResolvers<void>();
-    pending.push({ ...result, write: item });
+    pending.push({ ...result, writes });
     if (!committing) {
       committing = true;
       // Everything else that is written in this turn joins the same transaction.
@@ -149,7 +150,11 @@ export async function openLedger(options: OpenLedgerOptions): Promise<Ledger> {
     return result.promise;
   }
 
-  async function load<T>(table: LedgerTable, decode: (json: string) => T): Promise<readonly T[]> {
+  async function load<T>(
+    table: LedgerTable,
+    decode: (json: string) => T,
+    onUnreadable?: (id: string) => void,
+  ): Promise<readonly T[]> {
     if (closing !== undefined) throw new PlatformError('unavailable', 'the ledger is closed');
     const written = pending.at(-1);
     // What is queued here has not reached the worker; a load must see it. Its failure is its own caller's affair.
@@ -160,6 +165,7 @@ export async function openLedger(options: OpenLedgerOptions): Promise<Ledger> {
         return [decode(row.record)];
       } catch (error) {
         log.error({ path, table, id: row.id, err: error }, 'a record of the ledger cannot be read and is skipped');
+        onUnreadable?.(row.id);
         return [];
       }
     });
@@ -184,11 +190,23 @@ export async function openLedger(options: OpenLedgerOptions): Promise<Ledger> {
   return {
     loadSandboxes: () => load('sandboxes', decodeSandboxRecord),
     loadTemplates: () => load('templates', decodeTemplateRecord),
-    putSandbox: (record: SandboxRecord) =>
-      write({ kind: 'put', table: 'sandboxes', id: record.id, record: encodeRecord(record) }),
+    putSandbox: (record) => write({ kind: 'put', table: 'sandboxes', id: record.id, record: encodeRecord(record) }),
     deleteSandbox: (id) => write({ kind: 'delete', table: 'sandboxes', id }),
-    putTemplate: (record: TemplateRecord) =>
-      write({ kind: 'put', table: 'templates', id: record.id, record: encodeRecord(record) }),
+    putTemplate: (record) => write({ kind: 'put', table: 'templates', id: record.id, record: encodeRecord(record) }),
+    async loadSnapshots() {
+      const unreadable: string[] = [];
+      const records = await load('snapshots', decodeSnapshotRecord, (id) => unreadable.push(id));
+      return { records, unreadable };
+    },
+    putSnapshots: (records) =>
+      write(
+        ...records.map((record) => ({
+          ...({ kind: 'put', table: 'snapshots' } as const),
+          id: record.buildId,
+          record: encodeRecord(record),
+        })),
+      ),
+    deleteSnapshots: (ids) => write(...ids.map((id) => ({ kind: 'delete', table: 'snapshots', id }) as const)),
     [Symbol.asyncDispose]() {
       closing ??= close();
       return closing;

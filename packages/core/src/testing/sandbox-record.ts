@@ -1,4 +1,4 @@
-import type { InstanceId, SandboxId, TemplateId } from '../ids.ts';
+import type { BuildId, InstanceId, SandboxId, TemplateId } from '../ids.ts';
 import { DEFAULT_NETWORK_POLICY } from '../network-policy.ts';
 import type { SandboxRecord } from '../sandbox.ts';
 
@@ -8,6 +8,7 @@ export function sandboxRecord(changes: Partial<SandboxRecord> = {}): SandboxReco
   return {
     id: 'i00000000000000000001' as SandboxId,
     templateId: 'i0000000000000000base' as TemplateId,
+    buildId: '019b76da-a800-7000-8000-00000000000b' as BuildId,
     alias: 'base',
     state: 'running',
     instanceId: '019b76da-a800-7000-8000-000000000001' as InstanceId,

@@ -1,4 +1,5 @@
 import {
+  type BuildId,
   type CaptureId,
   type Clock,
   createSandboxId,
@@ -71,6 +72,7 @@ export function createCreation(deps: CreationDependencies): Creation {
     return {
       id: createSandboxId(deps.rng),
       templateId: template.record.id as TemplateId,
+      buildId: template.record.buildId as BuildId,
       alias: template.alias,
       state: 'creating',
       instanceId: deps.ids.instanceId(),

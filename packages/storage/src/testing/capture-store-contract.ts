@@ -1,3 +1,4 @@
+import { createHash } from 'node:crypto';
 import type { CaptureId } from '@agentenv/core';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { CaptureStore } from '../capture-store.ts';
@@ -37,7 +38,8 @@ export function describeCaptureStoreContract(name: string, createPlace: () => Pr
       const directory = await store.allocate(FIRST);
       await place.write(directory, 'manifest.json', JSON.stringify(MANIFEST));
       const later = await place.open();
-      expect(await later.open(FIRST)).toEqual({ directory, manifest: MANIFEST });
+      const digest = createHash('sha256').update(JSON.stringify(MANIFEST)).digest('hex');
+      expect(await later.open(FIRST)).toEqual({ directory, manifest: MANIFEST, digest });
       expect(await later.list()).toEqual(new Set([FIRST]));
     });
 
@@ -64,10 +66,21 @@ export function describeCaptureStoreContract(name: string, createPlace: () => Pr
       await expect(store.open(FIRST)).rejects.toMatchObject({ code: 'internal' });
     });
 
-    test('a manifest without a backend is one of the first, which had only one', async () => {
+    test.each([
+      ['manifest.json', { ...MANIFEST, backend: undefined }],
+      ['manifest.json', { formatVersion: 1 }],
+      ['firecracker-manifest.json', { formatVersion: 1, memory: { path: 'memory', size: 1 } }],
+    ])('%s without a backend (%j) is one of the first, which had only one', async (file, manifest) => {
       const directory = await store.allocate(FIRST);
-      await place.write(directory, 'manifest.json', JSON.stringify({ ...MANIFEST, backend: undefined }));
-      expect((await store.open(FIRST)).manifest.backend).toBe('firecracker');
+      await place.write(directory, file, JSON.stringify(manifest));
+      expect((await store.open(FIRST)).manifest).toMatchObject({ backend: 'firecracker' });
+    });
+
+    test('the first name of manifests does not stand in the way of the present one', async () => {
+      const directory = await store.allocate(FIRST);
+      await place.write(directory, 'firecracker-manifest.json', JSON.stringify({ formatVersion: 1 }));
+      await place.write(directory, 'manifest.json', JSON.stringify(MANIFEST));
+      expect((await store.open(FIRST)).manifest.backend).toBe('fake');
     });
 
     test.each([

@@ -1,4 +1,4 @@
-import type { Log, SandboxRecord } from '@agentenv/core';
+import type { Log, SandboxRecord, SnapshotRecord } from '@agentenv/core';
 import { createRecordingLog, type RecordingLog, sandboxRecord } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { Ledger, TemplateRecord } from '../ledger.ts';
@@ -8,7 +8,7 @@ export interface LedgerPlace extends AsyncDisposable {
   /** Opens it; again after the ledger before was disposed. */
   open(log: Log): Promise<Ledger>;
   /** Puts a row there behind the ledger's back, while it is closed. */
-  writeRow(table: 'sandboxes' | 'templates', id: string, json: string): Promise<void>;
+  writeRow(table: 'sandboxes' | 'templates' | 'snapshots', id: string, json: string): Promise<void>;
 }
 
 const idNumber = (number: number): SandboxRecord['id'] => `i${String(number).padStart(20, '0')}` as SandboxRecord['id'];
@@ -26,6 +26,23 @@ const template: TemplateRecord = {
   spawnCount: 3,
   lastSpawnedAt: undefined,
   sourceDigest: 'ab'.repeat(32),
+};
+
+const snapshot: SnapshotRecord = {
+  buildId: '019b76da-a800-7000-8000-0000000000bb' as SnapshotRecord['buildId'],
+  templateId: 'i0000000000000000snap' as SnapshotRecord['templateId'],
+  name: 'data',
+  tags: ['default', 'v1'],
+  createdAt: 1,
+  sandboxId: idNumber(1),
+  origin: { templateId: 'i0000000000000000base' as SnapshotRecord['templateId'], buildId: undefined },
+  backend: 'fake',
+  manifestDigest: 'cd'.repeat(32),
+  resources: { vcpus: 2, memoryMB: 1024, diskSizeMB: 10_240 },
+  envdVersion: '0.6.13',
+  context: { envVars: { A: 'ü' }, defaultUser: 'user', defaultWorkdir: undefined },
+  spawnCount: 0,
+  lastSpawnedAt: undefined,
 };
 
 /** What every ledger has to do, on whatever it writes to. */
@@ -46,6 +63,7 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
       await using ledger = await place.open(log);
       expect(await ledger.loadSandboxes()).toEqual([]);
       expect(await ledger.loadTemplates()).toEqual([]);
+      expect(await ledger.loadSnapshots()).toEqual({ records: [], unreadable: [] });
     });
 
     test('records come back as they were written, after a restart too', async () => {
@@ -75,6 +93,26 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
       expect(await again.loadSandboxes()).toEqual([full, bare]);
       expect(await again.loadTemplates()).toEqual([template]);
       expect(log.find('error')).toEqual([]);
+    });
+
+    test('snapshots are written and deleted several at once, and those that cannot be read are named', async () => {
+      const second = { ...snapshot, buildId: '019b76da-a800-7000-8000-0000000000cc' as SnapshotRecord['buildId'] };
+      const third = { ...second, buildId: '019b76da-a800-7000-8000-0000000000dd' as SnapshotRecord['buildId'] };
+      const unreadable = '019b76da-a800-7000-8000-0000000000ee';
+      await place.writeRow('snapshots', unreadable, JSON.stringify({ ...snapshot, context: undefined }));
+      {
+        await using ledger = await place.open(log);
+        await ledger.putSnapshots([snapshot, second, third]);
+        await ledger.putSnapshots([{ ...snapshot, tags: [] }]);
+        await ledger.deleteSnapshots([second.buildId, second.buildId]);
+        await ledger.deleteSnapshots([]);
+      }
+      await using again = await place.open(log);
+      expect(await again.loadSnapshots()).toEqual({
+        records: [{ ...snapshot, tags: [] }, third],
+        unreadable: [unreadable],
+      });
+      expect(log.find('error')[0]).toMatchObject({ fields: { id: unreadable } });
     });
 
     test('put replaces, delete forgets and forgives what is absent', async () => {

@@ -1,7 +1,16 @@
 import type { SandboxState } from './state-machine.ts';
 
 /** Operations on an existing sandbox whose answer depends on its state. */
-export const SANDBOX_OPERATIONS = ['pause', 'resume', 'connect', 'timeout', 'refresh', 'kill'] as const;
+export const SANDBOX_OPERATIONS = [
+  'pause',
+  'resume',
+  'connect',
+  'timeout',
+  'refresh',
+  'snapshot',
+  'fork',
+  'kill',
+] as const;
 export type SandboxOperation = (typeof SANDBOX_OPERATIONS)[number];
 
 export type OperationVerdict =
@@ -73,6 +82,26 @@ export const OPERATION_RULES: Readonly<Record<SandboxOperation, Readonly<Record<
     pausing: 'conflict',
     paused: 'conflict',
     resuming: 'wait',
+    killing: 'not-found',
+  },
+  snapshot: {
+    creating: 'conflict',
+    running: 'allow',
+    snapshotting: 'conflict',
+    forking: 'conflict',
+    pausing: 'conflict',
+    paused: 'conflict',
+    resuming: 'conflict',
+    killing: 'not-found',
+  },
+  fork: {
+    creating: 'conflict',
+    running: 'allow',
+    snapshotting: 'conflict',
+    forking: 'conflict',
+    pausing: 'conflict',
+    paused: 'conflict',
+    resuming: 'conflict',
     killing: 'not-found',
   },
   kill: {

@@ -21,7 +21,7 @@ export const SANDBOX_EVENTS = [
   'fork',
   'pause',
   'resume',
-  /** A capture and its publication are complete; the source goes on. */
+  /** The capture of a snapshot or a fork is complete; the source goes on, what is made of the capture does not concern it. */
   'captured',
   /** A paused sandbox is durable. */
   'stored',

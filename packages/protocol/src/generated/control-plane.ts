@@ -469,7 +469,10 @@ export interface paths {
         };
         readonly get?: never;
         readonly put?: never;
-        /** Start copies of a running sandbox. */
+        /**
+         * Start copies of a running sandbox.
+         * @description The sandbox is captured once, with its memory, and goes on. Each child has an id and tokens of its own; one that cannot be started takes nothing from its siblings.
+         */
         readonly post: operations["forkSandbox"];
         readonly delete?: never;
         readonly options?: never;
@@ -919,6 +922,11 @@ export interface components {
             readonly message: string;
             /** @description A finer reason, where there is one. */
             readonly error_code?: string;
+        };
+        /** @description Either the child or why there is none. */
+        readonly ForkResult: {
+            readonly sandbox?: components["schemas"]["Sandbox"];
+            readonly error?: components["schemas"]["Error"];
         };
         /** @enum {string} */
         readonly SandboxState: "running" | "paused";
@@ -2008,8 +2016,25 @@ export interface operations {
             };
             readonly cookie?: never;
         };
-        readonly requestBody?: never;
+        readonly requestBody?: {
+            readonly content: {
+                readonly "application/json": {
+                    readonly timeout?: components["schemas"]["Timeout"];
+                    /** @description How many children; 1 when absent. */
+                    readonly count?: number | null;
+                };
+            };
+        };
         readonly responses: {
+            /** @description One result for each child, also when none could be started. */
+            readonly 201: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": readonly components["schemas"]["ForkResult"][];
+                };
+            };
             readonly default: components["responses"]["Error"];
         };
     };

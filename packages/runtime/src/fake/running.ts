@@ -74,7 +74,12 @@ export function createFakeRunning({ world, machine, plan, writeSnapshot, onGone 
     },
     async snapshot(directory, signal) {
       const captured = await sandbox.capture(directory, signal);
-      await sandbox.release();
+      try {
+        await sandbox.release();
+      } catch (error) {
+        machine.end('channel-lost', 'it did not go on after it was captured');
+        throw new PlatformError('sandbox_unavailable', 'the sandbox ended while it was captured', { cause: error });
+      }
       return captured;
     },
     async release() {

@@ -48,6 +48,14 @@ const EXAMPLES: Readonly<Record<BuiltOperationId, { good: InjectOptions[]; bad?:
     good: [{ url: `/sandboxes/${ID}/resume`, payload: { timeout: 5 } }],
     bad: [{ url: `/sandboxes/${ID}/resume`, payload: { timeout: 0 } }],
   },
+  forkSandbox: {
+    good: [
+      { url: `/sandboxes/${ID}/fork` },
+      { url: `/sandboxes/${ID}/fork`, payload: { count: 3, timeout: 60 } },
+      { url: `/sandboxes/${ID}/fork`, payload: { count: null, timeout: null } },
+    ],
+    bad: [{ url: `/sandboxes/${ID}/fork`, payload: { count: 0 } }],
+  },
   connectSandbox: {
     good: [{ url: `/sandboxes/${ID}/connect` }, { url: '/sandboxes/ibbbbbbbbbbbbbbbbbbbb/connect' }],
     bad: [{ url: `/sandboxes/${ID}/connect`, payload: { timeout: 0 } }],

@@ -1,6 +1,7 @@
 import { MINIMUM_REFRESH_SECONDS, type SandboxRecord } from '@agentenv/core';
 import { HEADERS } from '@agentenv/protocol';
 import type { Orchestrator } from '../orchestrator/orchestrator.ts';
+import { errorBody } from './errors.ts';
 import type { Handlers } from './operations.ts';
 import { nextPageHeader } from './pages.ts';
 import { type AnswerContext, toListedSandbox, toSandbox, toSandboxDetail } from './sandbox-replies.ts';
@@ -23,6 +24,7 @@ type SandboxHandlers = Pick<
   | 'deleteSandbox'
   | 'pauseSandbox'
   | 'resumeSandbox'
+  | 'forkSandbox'
   | 'connectSandbox'
   | 'connectSandboxV2'
   | 'setSandboxTimeout'
@@ -70,6 +72,19 @@ export function createSandboxHandlers({ orchestrator, timeouts, domain }: Sandbo
     resumeSandbox: async ({ path, body }) => {
       const seconds = checkTimeout(body.timeout ?? timeouts.defaultSeconds, timeouts);
       return { status: 201, body: toSandbox(await orchestrator.resume(path.sandboxID, seconds), context) };
+    },
+
+    forkSandbox: async ({ path, body }) => {
+      const timeoutSeconds = checkTimeout(body.timeout ?? timeouts.defaultSeconds, timeouts);
+      const results = await orchestrator.fork(path.sandboxID, { count: body.count ?? 1, timeoutSeconds });
+      return {
+        status: 201,
+        body: results.map((result) =>
+          result.kind === 'started'
+            ? { sandbox: toSandbox(result.record, context) }
+            : { error: errorBody(result.error) },
+        ),
+      };
     },
 
     connectSandbox: ({ path, body }) => connect(path.sandboxID, body.timeout, timeouts.defaultSeconds),

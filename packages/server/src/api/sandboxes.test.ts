@@ -360,6 +360,33 @@ describe('connect, timeout and refreshes', () => {
     }
   });
 
+  it('forks into as many children as asked for, 1 unless told, for 15 s, and answers each of them in its place', async () => {
+    const one = await call('POST', `/sandboxes/${id}/fork`);
+    expect(one.statusCode).toBe(201);
+    expect(one.json()).toMatchObject([
+      { sandbox: { templateID: expect.any(String), envdAccessToken: expect.any(String) } },
+    ]);
+    expect(one.json()[0].sandbox.sandboxID).not.toBe(id);
+    expect(lastArguments()).toEqual([id, { count: 1, timeoutSeconds: 15 }]);
+    const three = await call('POST', `/sandboxes/${id}/fork`, { payload: { count: 3, timeout: 70 } });
+    expect(three.json().map((result: object) => Object.keys(result))).toEqual([['sandbox'], ['error'], ['sandbox']]);
+    expect(three.json()[1]).toMatchObject({ error: { code: 429, message: 'the host is full' } });
+    expect(lastArguments()).toEqual([id, { count: 3, timeoutSeconds: 70 }]);
+    for (const [payload, message] of [
+      [{ count: 0 }, 'count must be at least 1'],
+      [{ count: 101 }, 'count must be at most 100'],
+      [{ count: 1.5 }, 'count must be of type integer or null'],
+      [{ timeout: 0 }, 'timeout must be greater than 0'],
+      [{ timeout: -1 }, 'timeout must be greater than 0'],
+      [{ timeout: 86_401 }, 'timeout cannot be greater than 24 hours'],
+    ] as const) {
+      const refused = await call('POST', `/sandboxes/${id}/fork`, { payload });
+      expect([refused.statusCode, refused.json()]).toEqual([400, { code: 400, message }]);
+    }
+    front.orchestrator.failNext(new PlatformError('conflict', `sandbox '${id}' is paused`));
+    expect((await call('POST', `/sandboxes/${id}/fork`)).statusCode).toBe(409);
+  });
+
   it('shows a paused sandbox with the time of its pause, and answers 409 for what its state does not allow', async () => {
     const deadline = Date.UTC(2026, 0, 2);
     front.orchestrator.put(sandboxRecord({ id: id as SandboxId, state: 'paused', deadline }));

@@ -9,6 +9,11 @@ export function createLifecycleCounters(registry: Registry): LifecycleMetrics {
   const created = counter('agentenv_sandbox_creates_total', 'Sandbox launches by outcome.', ['result', 'code']);
   const paused = counter('agentenv_sandbox_pauses_total', 'Pauses by outcome.', ['result', 'code']);
   const resumed = counter('agentenv_sandbox_resumes_total', 'Resumes by outcome.', ['result', 'code']);
+  const liveCaptures = counter(
+    'agentenv_sandbox_live_captures_total',
+    'Captures of running sandboxes for snapshots and forks, by outcome.',
+    ['operation', 'result', 'code'],
+  );
   const autoPauseGivenUp = counter(
     'agentenv_sandbox_auto_pauses_given_up_total',
     'Sandboxes their timeout could not pause, however often it was tried.',
@@ -35,6 +40,8 @@ export function createLifecycleCounters(registry: Registry): LifecycleMetrics {
     pauseFailed: (code) => paused.inc({ result: 'error', code }),
     resumeSucceeded: () => resumed.inc({ result: 'ok', code: '' }),
     resumeFailed: (code) => resumed.inc({ result: 'error', code }),
+    liveCaptureSucceeded: (operation) => liveCaptures.inc({ operation, result: 'ok', code: '' }),
+    liveCaptureFailed: (operation, code) => liveCaptures.inc({ operation, result: 'error', code }),
     autoPauseGivenUp: () => autoPauseGivenUp.inc(),
     ended: (reason) => ended.inc({ reason }),
     overdue: (state) => overdue.inc({ state }),

@@ -27,6 +27,8 @@ export interface OrchestratorConfig {
   readonly pauseFailure: 'keep' | 'kill';
   /** Longest orderly end of all sandboxes at shutdown. */
   readonly shutdownTimeoutMs: number;
+  /** Children of one fork that are started at the same time. */
+  readonly forkConcurrency: number;
   /** Sandboxes that are ended at the same time at shutdown. */
   readonly shutdownConcurrency: number;
   /** Longest clean-up after a former server at start. */
@@ -51,6 +53,7 @@ export const DEFAULT_ORCHESTRATOR_CONFIG: Omit<OrchestratorConfig, 'envdVersion'
   autoEvictIntervalMs: 1_000,
   pauseFailure: 'keep',
   shutdownTimeoutMs: 30_000,
+  forkConcurrency: 8,
   shutdownConcurrency: 8,
   reconcileTimeoutMs: 60_000,
   releaseRetryMs: 1_000,

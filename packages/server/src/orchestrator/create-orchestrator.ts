@@ -1,19 +1,15 @@
 import {
   type Admission,
-  applyDeadlinePolicy,
   type Clock,
   callWithin,
   createKeyedQueue,
   createUndoStack,
-  type DeadlinePolicy,
   type Log,
   OPERATION_RULES,
   PlatformError,
   type Rng,
-  type SandboxOperation,
   type SandboxRecord,
   type SandboxState,
-  shorten,
   type UuidSource,
 } from '@agentenv/core';
 import type { EnvdOptions, EnvdService } from '@agentenv/envd';
@@ -26,13 +22,16 @@ import type { TemplateRegistry } from '../templates/template-registry.ts';
 import { mapBounded } from './bounded-map.ts';
 import type { OrchestratorConfig } from './config.ts';
 import { createCreation } from './creation.ts';
+import { createDeadlineChanges } from './deadline-changes.ts';
 import { createDurableState } from './durable-state.ts';
 import { createEnding, type EndCause } from './ending.ts';
 import { createExpiry } from './expiry.ts';
+import { createForking } from './forking.ts';
 import { createHeldRelease } from './held-release.ts';
 import type { HostCapacityProbe } from './host-capacity.ts';
 import { createLaunch } from './launch.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
+import { createLiveCapture } from './live-capture.ts';
 import type { Orchestrator } from './orchestrator.ts';
 import { createOwnerLog } from './owner-log.ts';
 import { createPausing } from './pausing.ts';
@@ -41,6 +40,7 @@ import { reconcileAtStart } from './reconcile.ts';
 import { createRecordKeeper } from './record-keeper.ts';
 import { requireDuration } from './requirements.ts';
 import { createResuming } from './resuming.ts';
+import { createSandboxAccess, sandboxNotFound } from './sandbox-access.ts';
 import { type Allocation, createSandboxTable, type SandboxEntry } from './sandbox-table.ts';
 
 /** The tokens of a sandbox, derived from the managed seed (agentenv.md section 14). */
@@ -88,8 +88,10 @@ const killedError = (): PlatformError => new PlatformError('killed', 'sandbox wa
 const shuttingDown = (): PlatformError =>
   new PlatformError('unavailable', 'the server is shutting down', { retryAfterSeconds: 5 });
 
-const notFound = (id: string): PlatformError =>
-  new PlatformError('not_found', `sandbox '${shorten(id, 64)}' not found`);
+/** Under a snapshot or a fork a sandbox runs on (contract/README, "sandbox under snapshot or fork"). */
+function takesRequests(state: SandboxState): boolean {
+  return state === 'running' || state === 'snapshotting' || state === 'forking';
+}
 
 /**
  * Starts the orchestrator of this host: cleans up after a former server first, then accepts operations. Rejects when the
@@ -128,11 +130,15 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     deadlines: {
       creating: config.createTimeoutMs,
       pausing: config.captureTimeoutMs + 4 * config.releaseTimeoutMs,
+      snapshotting: config.captureTimeoutMs + 4 * config.releaseTimeoutMs,
+      forking: config.captureTimeoutMs + 4 * config.releaseTimeoutMs,
       resuming: config.resumeTimeoutMs + 4 * config.releaseTimeoutMs,
       killing: 4 * config.releaseTimeoutMs,
     },
     onOverdue,
   });
+  const access = createSandboxAccess(table);
+  const changeDeadline = createDeadlineChanges({ table, access, queue, deadlines, keeper, clock, owner });
   const ending = createEnding({
     table,
     queue,
@@ -182,17 +188,12 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     launch,
     refuseWhileClosing,
   });
+  const liveCapture = createLiveCapture({ ...deps, table, access, queue, ending, owner });
+  const forking = createForking({ ...deps, liveCapture, creation, refuseWhileClosing });
   let closing: Promise<void> | undefined;
 
   function accessToken(record: SandboxRecord): string | undefined {
     return record.secure ? tokens.accessToken(record.id) : undefined;
-  }
-
-  /** An entry that exists for clients: one that is being killed does not. */
-  function live(id: string): SandboxEntry {
-    const entry = table.get(id);
-    if (entry === undefined || entry.record.state === 'killing') throw notFound(id);
-    return entry;
   }
 
   /** The end of a sandbox that nobody waits for; a failure is logged and tried again where it happens. */
@@ -202,14 +203,14 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
 
   function onRuntimeEnded(entry: SandboxEntry, end: RuntimeEnd): void {
     if (entry.ending !== undefined || table.get(entry.record.id) !== entry) return;
-    // A pause or a resume looks for itself: what is stored may make the engine's end harmless.
-    if (entry.record.state === 'pausing' || entry.record.state === 'resuming') return;
+    // A step that captures or restores looks for itself: what is stored may make the engine's end harmless.
+    if (entry.record.state !== 'creating' && entry.record.state !== 'running') return;
     const early = entry.record.state === 'creating';
     const error = early
       ? new PlatformError('create_failed', `the sandbox ended before it was ready: ${end.reason}`, {
           details: { ...end },
         })
-      : notFound(entry.record.id);
+      : sandboxNotFound(entry.record.id);
     endInBackground(entry, { event: 'runtime-ended', reason: end.reason, detail: end.detail, error });
   }
 
@@ -227,53 +228,20 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     if (closing !== undefined) throw shuttingDown();
   }
 
-  function requireAllowed(id: string, operation: SandboxOperation): SandboxEntry {
-    const entry = live(id);
-    const verdict = OPERATION_RULES[operation][entry.record.state];
-    if (verdict === 'conflict') {
-      throw new PlatformError('conflict', `sandbox '${entry.record.id}' is ${entry.record.state}`);
-    }
-    return entry;
-  }
-
-  /** undefined: it has been paused while the request waited. */
-  function changeDeadline(
-    id: string,
-    operation: Exclude<SandboxOperation, 'pause' | 'resume'>,
-    policy: DeadlinePolicy,
-    seconds: number,
-  ): Promise<SandboxRecord | undefined> {
-    requireAllowed(id, operation);
-    return queue.run(id, operation, async (signal) => {
-      const entry = requireAllowed(id, operation);
-      if (entry.record.state !== 'running') return undefined;
-      const deadline = applyDeadlinePolicy(policy, entry.record.deadline, clock.now(), seconds);
-      if (deadline === entry.record.deadline) return entry.record;
-      const changed: SandboxRecord = { ...entry.record, deadline, timeoutSeconds: seconds };
-      await keeper.write(changed, signal);
-      signal.throwIfAborted();
-      table.update(entry, changed);
-      deadlines.set(id, deadline);
-      entry.failedPauses = 0;
-      owner.timeoutChanged(changed, operation);
-      return entry.record;
-    });
-  }
-
   async function pause(id: string): Promise<void> {
     refuseWhileClosing();
-    requireAllowed(id, 'pause');
-    await queue.join(id, 'pause', (signal) => pausing(requireAllowed(id, 'pause'), signal));
+    access.allowed(id, 'pause');
+    await queue.join(id, 'pause', (signal) => pausing(access.allowed(id, 'pause'), signal));
   }
 
   /** `leader`: this call is the one that did it, the others shared its outcome. */
   async function resume(id: string, seconds: number): Promise<{ record: SandboxRecord; leader: boolean }> {
-    requireAllowed(id, 'resume');
+    access.allowed(id, 'resume');
     let leader = false;
     const record = await queue.join(id, 'resume', async (signal) => {
       leader = true;
       refuseWhileClosing();
-      return await resuming.resume(requireAllowed(id, 'resume'), seconds, signal);
+      return await resuming.resume(access.allowed(id, 'resume'), seconds, signal);
     });
     return { record, leader };
   }
@@ -281,7 +249,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   async function connect(id: string, seconds: number): Promise<{ record: SandboxRecord; resumed: boolean }> {
     for (;;) {
       refuseWhileClosing();
-      switch (OPERATION_RULES.connect[live(id).record.state]) {
+      switch (OPERATION_RULES.connect[access.live(id).record.state]) {
         case 'resume':
         case 'join': {
           const { record, leader } = await resume(id, seconds);
@@ -302,7 +270,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
 
   async function kill(id: string, detail: string): Promise<void> {
     const entry = table.get(id);
-    if (entry === undefined) throw notFound(id);
+    if (entry === undefined) throw sandboxNotFound(id);
     await ending.end(entry, { event: 'kill', reason: 'deleted', detail, error: killedError() });
   }
 
@@ -325,7 +293,10 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       await callWithin(
         clock,
         { what: 'the end of all sandboxes', timeoutMs: config.shutdownTimeoutMs, graceMs: 0 },
-        () => mapBounded(entries, config.shutdownConcurrency, leave),
+        async () => {
+          await mapBounded(entries, config.shutdownConcurrency, leave);
+          await forking.settled();
+        },
       );
     } catch (error) {
       log.error({ err: error }, 'the sandboxes did not end in time');
@@ -355,7 +326,8 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       requireDuration('timeout', timeoutSeconds);
       return await connect(id, timeoutSeconds);
     },
-    get: (id) => live(id).record,
+    fork: (id, request) => forking.fork(id, request),
+    get: (id) => access.live(id).record,
     list(filter) {
       const { template, ...query } = filter;
       const templateId = template === undefined ? undefined : (templates.find(template)?.id ?? template);
@@ -364,7 +336,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     async setTimeout(id, timeoutSeconds) {
       refuseWhileClosing();
       if (timeoutSeconds === 0) {
-        requireAllowed(id, 'timeout');
+        access.allowed(id, 'timeout');
         await kill(id, 'its timeout was set to 0');
         return;
       }
@@ -381,7 +353,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       const entry = table.get(id);
       if (entry === undefined || entry.record.state === 'killing') return { kind: 'not-found' };
       const { record, generation } = entry;
-      if (generation === undefined || record.state !== 'running') return { kind: 'not-proxyable' };
+      if (generation === undefined || !takesRequests(record.state)) return { kind: 'not-proxyable' };
       const { envd, running, sockets } = generation;
       return { kind: 'ready', record, envd, agent: running.agent, sockets };
     },

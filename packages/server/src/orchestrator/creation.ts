@@ -12,15 +12,16 @@ import {
   type TemplateId,
   type UuidSource,
 } from '@agentenv/core';
-import type { Backend } from '@agentenv/runtime';
+import type { Backend, StoredSnapshot } from '@agentenv/runtime';
 import type { ReadyTemplate, TemplateRegistry } from '../templates/template-registry.ts';
 import { newChannelKey } from './channel-key.ts';
 import type { OrchestratorConfig } from './config.ts';
 import type { DurableState } from './durable-state.ts';
 import type { EndCause, Ending } from './ending.ts';
-import type { Launch } from './launch.ts';
+import type { Launch, LaunchRequest } from './launch.ts';
 import { isDeliberate, toShownFailure } from './launch-failure.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
+import type { HeldCapture } from './live-capture.ts';
 import type { CreateSandbox } from './orchestrator.ts';
 import type { OwnerLog } from './owner-log.ts';
 import type { Placement } from './placement.ts';
@@ -47,11 +48,25 @@ export interface CreationDependencies {
   readonly refuseWhileClosing: () => void;
 }
 
-/** Makes sandboxes from templates. */
+/** Makes new sandboxes. */
 export interface Creation {
   /** Work survives the caller: nothing a client does but a kill of the sandbox cuts it off. */
   create(request: CreateSandbox): Promise<SandboxRecord>;
+  /**
+   * Makes a sandbox that goes on where `capture` was taken: a new id, and with it tokens, host name and instance of its own,
+   * and everything else as its source has it. Refused or failed as `create` is.
+   */
+  createChild(capture: Pick<HeldCapture, 'source' | 'snapshot'>, timeoutSeconds: number): Promise<SandboxRecord>;
+  /** Sandboxes that never got as far as a record. */
+  countFailures(code: PlatformError['code'], count: number): void;
   counts(): { readonly createSuccesses: number; readonly createFails: number };
+}
+
+/** What a new sandbox starts from. */
+interface Origin {
+  readonly operation: LaunchRequest['operation'];
+  readonly snapshot: StoredSnapshot;
+  readonly onReady: (record: SandboxRecord) => void;
 }
 
 interface Admitted {
@@ -66,19 +81,30 @@ export function createCreation(deps: CreationDependencies): Creation {
   let createSuccesses = 0;
   let createFails = 0;
 
-  function newRecord(request: CreateSandbox, template: ReadyTemplate): SandboxRecord {
+  /** What no two sandboxes have in common. */
+  function newIdentity() {
     const now = clock.now();
-    const { vcpus, memoryMB, diskSizeMB } = template.record;
     return {
       id: createSandboxId(deps.rng),
-      templateId: template.record.id as TemplateId,
-      buildId: template.record.buildId as BuildId,
-      alias: template.alias,
       state: 'creating',
       instanceId: deps.ids.instanceId(),
       createdAt: now,
       startedAt: now,
       deadline: undefined,
+      backend: deps.backend.name,
+      channelKey: newChannelKey(deps.rng),
+      capture: undefined,
+      runtime: undefined,
+    } as const;
+  }
+
+  function newRecord(request: CreateSandbox, template: ReadyTemplate): SandboxRecord {
+    const { vcpus, memoryMB, diskSizeMB } = template.record;
+    return {
+      ...newIdentity(),
+      templateId: template.record.id as TemplateId,
+      buildId: template.record.buildId as BuildId,
+      alias: template.alias,
       timeoutSeconds: request.timeoutSeconds,
       onTimeout: request.onTimeout,
       autoResume: request.autoResume,
@@ -90,18 +116,14 @@ export function createCreation(deps: CreationDependencies): Creation {
       defaultUser: config.defaultUser,
       defaultWorkdir: config.defaultWorkdir,
       envdVersion: config.envdVersion,
-      backend: deps.backend.name,
-      channelKey: newChannelKey(deps.rng),
-      capture: undefined,
-      runtime: undefined,
     };
   }
 
   /** A place on the host and an entry in the table, in one turn: nothing can come between the decision and its effect. */
-  async function admit(request: CreateSandbox, template: ReadyTemplate): Promise<Admitted> {
+  async function admit(newRecord: () => SandboxRecord): Promise<Admitted> {
     const host = await deps.placement.look();
     deps.refuseWhileClosing();
-    const record = newRecord(request, template);
+    const record = newRecord();
     const { held, reservation } = deps.placement.take(record.resources, host);
     const captures = new Set<CaptureId>();
     const entry = table.add(record, { held, captures, undo: deps.durable.undoOf(record.id, captures) });
@@ -119,24 +141,19 @@ export function createCreation(deps: CreationDependencies): Creation {
   /** The step of the sandbox's own queue. When it was aborted, whoever did that undoes it; otherwise it undoes itself. */
   async function start(
     { entry, reservation }: Admitted,
-    template: ReadyTemplate,
+    { operation, snapshot, onReady }: Origin,
     signal: AbortSignal,
   ): Promise<SandboxRecord> {
     try {
       const { record: planned } = entry;
       const record = await deps.launch(
         entry,
-        {
-          operation: 'create_warm',
-          snapshot: template.snapshot,
-          record: planned,
-          timeoutSeconds: planned.timeoutSeconds,
-        },
+        { operation, snapshot, record: planned, timeoutSeconds: planned.timeoutSeconds },
         signal,
       );
       reservation.settle();
       deps.owner.ready(record.id, clock.now() - record.createdAt);
-      deps.templates.spawned(record.templateId);
+      onReady(record);
       createSuccesses++;
       metrics.createSucceeded();
       return record;
@@ -156,6 +173,11 @@ export function createCreation(deps: CreationDependencies): Creation {
     }
   }
 
+  async function launch(newRecord: () => SandboxRecord, origin: Origin): Promise<SandboxRecord> {
+    const admitted = await admit(newRecord);
+    return await deps.queue.run(admitted.entry.record.id, 'create', (signal) => start(admitted, origin, signal));
+  }
+
   return {
     async create(request) {
       deps.refuseWhileClosing();
@@ -163,9 +185,17 @@ export function createCreation(deps: CreationDependencies): Creation {
       // Traffic resumes nothing yet; to accept it would be a lie.
       if (request.autoResume) throw new PlatformError('unsupported_field', 'not supported: autoResume');
       const template = await deps.templates.resolve(request.template);
-      const admitted = await admit(request, template);
-      const { id } = admitted.entry.record;
-      return await deps.queue.run(id, 'create', (signal) => start(admitted, template, signal));
+      const { snapshot } = template;
+      const onReady = ({ templateId }: SandboxRecord): void => deps.templates.spawned(templateId);
+      return await launch(() => newRecord(request, template), { operation: 'create_warm', snapshot, onReady });
+    },
+    createChild({ source, snapshot }, timeoutSeconds) {
+      const child = (): SandboxRecord => ({ ...source, ...newIdentity(), timeoutSeconds });
+      return launch(child, { operation: 'fork', snapshot, onReady() {} });
+    },
+    countFailures(code, count) {
+      createFails += count;
+      for (let index = 0; index < count; index++) metrics.createFailed(code);
     },
     counts: () => ({ createSuccesses, createFails }),
   };

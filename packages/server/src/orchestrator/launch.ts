@@ -41,7 +41,7 @@ const ENVD_END_TIMEOUT_MS = 1_000;
 
 export interface LaunchRequest {
   /** For the figures of its stages. */
-  readonly operation: 'create_warm' | 'resume';
+  readonly operation: 'create_warm' | 'fork' | 'resume';
   readonly snapshot: StoredSnapshot;
   /** With the id and the key of the new generation; written before the engine is started. */
   readonly record: SandboxRecord;

@@ -22,6 +22,10 @@ export interface LifecycleMetrics {
   resumeSucceeded(): void;
   /** The sandbox is paused as before. */
   resumeFailed(code: ErrorCode): void;
+  /** A running sandbox was captured for a snapshot or a fork, and goes on. */
+  liveCaptureSucceeded(operation: 'snapshot' | 'fork'): void;
+  /** The sandbox runs on, or has ended. */
+  liveCaptureFailed(operation: 'snapshot' | 'fork', code: ErrorCode): void;
   /** Its timeout could not pause a sandbox, however often it was tried. */
   autoPauseGivenUp(): void;
   ended(reason: EndReason): void;

@@ -1,5 +1,5 @@
 import type { Agent } from '@agentenv/agent';
-import type { NetworkPolicy, SandboxRecord, TimeoutAction } from '@agentenv/core';
+import type { NetworkPolicy, PlatformError, SandboxRecord, TimeoutAction } from '@agentenv/core';
 import type { EnvdService } from '@agentenv/envd';
 
 /** A create request after validation: defaults applied, unknown fields gone. */
@@ -14,6 +14,18 @@ export interface CreateSandbox {
   readonly metadata: Readonly<Record<string, string>>;
   readonly envVars: Readonly<Record<string, string>>;
 }
+
+/** A fork request after validation. */
+export interface ForkRequest {
+  readonly count: number;
+  /** Of each child, from the moment it is ready. */
+  readonly timeoutSeconds: number;
+}
+
+/** What became of one child. */
+export type ForkResult =
+  | { readonly kind: 'started'; readonly record: SandboxRecord }
+  | { readonly kind: 'failed'; readonly error: PlatformError };
 
 export interface ListFilter {
   readonly states: readonly ('running' | 'paused')[];
@@ -62,6 +74,11 @@ export interface Orchestrator extends AsyncDisposable {
   resume(id: string, timeoutSeconds: number): Promise<SandboxRecord>;
   /** Running: extends the deadline, never shortens it. Paused: resumes it. `resumed` decides 200 or 201. */
   connect(id: string, timeoutSeconds: number): Promise<{ readonly record: SandboxRecord; readonly resumed: boolean }>;
+  /**
+   * Captures a running sandbox, which goes on, and starts children from it: exactly `count` results in their order. Not
+   * running: `conflict`.
+   */
+  fork(id: string, request: ForkRequest): Promise<readonly ForkResult[]>;
   get(id: string): SandboxRecord;
   list(filter: ListFilter): ListPage;
   /** now + timeout, may shorten; 0 ends it now. */

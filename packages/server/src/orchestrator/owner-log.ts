@@ -17,6 +17,9 @@ export interface OwnerLog {
   pausing(id: string): void;
   pauseFailed(id: string, stage: string, code: ErrorCode): void;
   paused(id: string): void;
+  /** It goes on. */
+  captured(id: string, operation: 'snapshot' | 'fork'): void;
+  captureFailed(id: string, operation: 'snapshot' | 'fork', stage: string, code: ErrorCode): void;
   resuming(id: string): void;
   resumeFailed(id: string, stage: string, code: ErrorCode): void;
   resumed(record: SandboxRecord, resumeMs: number): void;
@@ -58,6 +61,9 @@ export function createOwnerLog(logs: Pick<SandboxLogs, 'open' | 'append' | 'clos
     pausing: (id) => tell(id, 'info', 'sandbox is being paused'),
     pauseFailed: (id, stage, code) => tell(id, 'error', 'sandbox could not be paused', { stage, code }),
     paused: (id) => tell(id, 'info', 'sandbox is paused'),
+    captured: (id, operation) => tell(id, 'info', 'sandbox is captured and goes on', { operation }),
+    captureFailed: (id, operation, stage, code) =>
+      tell(id, 'error', 'sandbox could not be captured', { operation, stage, code }),
     resuming: (id) => tell(id, 'info', 'sandbox is being resumed'),
     resumeFailed: (id, stage, code) => tell(id, 'error', 'sandbox could not be resumed', { stage, code }),
     resumed({ id, timeoutSeconds }, resumeMs) {

@@ -9,9 +9,9 @@ import { describe, expect, test } from 'vitest';
 import { CREATE_BASE, LIST_ALL, type LifecycleHarness, startLifecycle } from '../testing/lifecycle-harness.ts';
 
 type Outcome = 'done' | 'waits, then done' | 'not_found' | 'conflict' | 'not_proxyable' | 'joins' | 'pre-empts';
-type Column = SandboxOperation | 'get' | 'data plane' | 'list';
-/** States a sandbox can be in before snapshot and fork are built, and the state of one that does not exist. */
-type Row = Exclude<SandboxState, 'snapshotting' | 'forking'> | 'missing';
+type Column = Exclude<SandboxOperation, 'snapshot'> | 'get' | 'data plane' | 'list';
+/** States a sandbox can be in before snapshots are built, and the state of one that does not exist. */
+type Row = Exclude<SandboxState, 'snapshotting'> | 'missing';
 
 /** State × operation, written by hand from the contract. */
 const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
@@ -21,6 +21,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'waits, then done',
     refresh: 'waits, then done',
+    fork: 'conflict',
     kill: 'pre-empts',
     get: 'done',
     'data plane': 'not_proxyable',
@@ -32,7 +33,20 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'done',
     timeout: 'done',
     refresh: 'done',
+    fork: 'done',
     kill: 'done',
+    get: 'done',
+    'data plane': 'done',
+    list: 'done',
+  },
+  forking: {
+    pause: 'conflict',
+    resume: 'conflict',
+    connect: 'waits, then done',
+    timeout: 'waits, then done',
+    refresh: 'waits, then done',
+    fork: 'conflict',
+    kill: 'pre-empts',
     get: 'done',
     'data plane': 'done',
     list: 'done',
@@ -43,6 +57,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'conflict',
     refresh: 'conflict',
+    fork: 'conflict',
     kill: 'pre-empts',
     get: 'done',
     'data plane': 'not_proxyable',
@@ -54,6 +69,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'done',
     timeout: 'conflict',
     refresh: 'conflict',
+    fork: 'conflict',
     kill: 'done',
     get: 'done',
     'data plane': 'not_proxyable',
@@ -65,6 +81,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'waits, then done',
     refresh: 'waits, then done',
+    fork: 'conflict',
     kill: 'pre-empts',
     get: 'done',
     'data plane': 'not_proxyable',
@@ -76,6 +93,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'not_found',
     timeout: 'not_found',
     refresh: 'not_found',
+    fork: 'not_found',
     kill: 'joins',
     get: 'not_found',
     'data plane': 'not_found',
@@ -87,12 +105,15 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'not_found',
     timeout: 'not_found',
     refresh: 'not_found',
+    fork: 'not_found',
     kill: 'not_found',
     get: 'not_found',
     'data plane': 'not_found',
     list: 'not_found',
   },
 };
+
+const FORK_ONE = { count: 1, timeoutSeconds: 1_000 };
 
 interface Situation {
   readonly harness: LifecycleHarness;
@@ -119,13 +140,15 @@ async function bring(to: Row): Promise<Situation> {
   }
   const { id } = await harness.orchestrator.create(CREATE_BASE);
   if (to === 'running') return { harness, id, finish: async () => undefined };
-  if (to === 'pausing') {
+  if (to === 'pausing' || to === 'forking') {
     const capture = harness.world.faults.next('capture', { kind: 'hang' });
-    const pausing = harness.orchestrator.pause(id).catch((error: unknown) => error);
+    const { orchestrator } = harness;
+    const step = to === 'pausing' ? orchestrator.pause(id) : orchestrator.fork(id, FORK_ONE);
+    const capturing = step.catch((error: unknown) => error);
     await capture.hit;
     const finish = async () => {
       capture.release();
-      return await pausing;
+      return await capturing;
     };
     return { harness, id, finish };
   }
@@ -165,6 +188,8 @@ function perform({ harness, id }: Situation, column: Column): Promise<unknown> {
       return orchestrator.setTimeout(id, 1_000);
     case 'refresh':
       return orchestrator.refresh(id, 1_000);
+    case 'fork':
+      return orchestrator.fork(id, FORK_ONE);
     case 'kill':
       return orchestrator.kill(id, 'test');
     case 'get':
@@ -267,8 +292,10 @@ describe('state × operation', () => {
       resume: ['done'],
       conflict: ['conflict'],
     };
-    for (const state of ['creating', 'running', 'pausing', 'paused', 'resuming', 'killing'] as const) {
+    expect(OPERATION_RULES.snapshot).toEqual(OPERATION_RULES.fork);
+    for (const state of ['creating', 'running', 'forking', 'pausing', 'paused', 'resuming', 'killing'] as const) {
       for (const operation of SANDBOX_OPERATIONS) {
+        if (operation === 'snapshot') continue;
         expect(possible[OPERATION_RULES[operation][state]]).toContain(MATRIX[state][operation]);
       }
     }

@@ -111,6 +111,8 @@ function recordMetrics(counted: string[]): LifecycleMetrics {
     pauseFailed: (code) => counted.push(`pauseFailed:${code}`),
     resumeSucceeded: () => counted.push('resumeSucceeded'),
     resumeFailed: (code) => counted.push(`resumeFailed:${code}`),
+    liveCaptureSucceeded: (operation) => counted.push(`${operation}Captured`),
+    liveCaptureFailed: (operation, code) => counted.push(`${operation}CaptureFailed:${code}`),
     autoPauseGivenUp: () => counted.push('autoPauseGivenUp'),
     ended: (reason) => counted.push(`ended:${reason}`),
     overdue: (state) => counted.push(`overdue:${state}`),

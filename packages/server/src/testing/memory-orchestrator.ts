@@ -82,6 +82,16 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
       record('connect', id, timeoutSeconds);
       return { record: get(id), resumed: get(id).state === 'paused' };
     },
+    async fork(id, request) {
+      record('fork', id, request);
+      const source = get(id);
+      return Array.from({ length: request.count }, (_, child) => {
+        if (child % 2 === 1) return { kind: 'failed', error: new PlatformError('capacity', 'the host is full') };
+        const started = { ...source, id: createSandboxId(deps.rng), timeoutSeconds: request.timeoutSeconds };
+        index.put(started);
+        return { kind: 'started', record: started };
+      });
+    },
     get,
     list: (filter) => index.page({ ...filter, templateId: filter.template }),
     async setTimeout(id, timeoutSeconds) {

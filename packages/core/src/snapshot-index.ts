@@ -28,7 +28,6 @@ export interface SnapshotFilter {
 
 /** Every snapshot of this host, by all it can be called. */
 export interface SnapshotIndex {
-  readonly size: number;
   get(buildId: string): SnapshotRecord | undefined;
   templates(): readonly SnapshotTemplate[];
   /** The template of a name. */
@@ -79,9 +78,6 @@ export function createSnapshotIndex(options: { readonly namespace: string }): Sn
   }
 
   return {
-    get size() {
-      return records.size;
-    },
     get: (buildId) => records.get(buildId),
     templates: () => [...byTemplate.values()],
     named,

@@ -1,23 +1,9 @@
 import { describe, expect, test } from 'vitest';
 import { parseTemplateReference, TEMPLATE_NAME_MAX } from './index.ts';
-import { parseSnapshotName, type SnapshotRecord, snapshotId, snapshotNames } from './snapshot.ts';
+import { parseSnapshotName, snapshotId, snapshotNames } from './snapshot.ts';
+import { snapshotRecord } from './testing/index.ts';
 
-const RECORD: SnapshotRecord = {
-  buildId: '019b76da-a800-7000-8000-00000000000b' as SnapshotRecord['buildId'],
-  templateId: 'i0000000000000000snap' as SnapshotRecord['templateId'],
-  name: 'data',
-  tags: ['v1', 'default', 'v2'],
-  createdAt: 0,
-  sandboxId: 'i00000000000000000001' as SnapshotRecord['sandboxId'],
-  origin: { templateId: 'i0000000000000000base' as SnapshotRecord['templateId'], buildId: undefined },
-  backend: 'fake',
-  manifestDigest: '',
-  resources: { vcpus: 1, memoryMB: 512, diskSizeMB: 1024 },
-  envdVersion: '0.6.13',
-  context: { envVars: {}, defaultUser: 'user', defaultWorkdir: undefined },
-  spawnCount: 0,
-  lastSpawnedAt: undefined,
-};
+const RECORD = snapshotRecord({ tags: ['v1', 'default', 'v2'] });
 
 describe('the name of a snapshot', () => {
   test.each([
@@ -70,6 +56,6 @@ describe('a snapshot is called', () => {
     const unnamed = { ...RECORD, name: undefined, tags: ['default'] };
     expect(snapshotNames(unnamed, 'team')).toEqual([]);
     expect(snapshotId(unnamed, 'team')).toBe('i0000000000000000snap:default');
-    expect(snapshotId({ ...RECORD, tags: [] }, 'team')).toBe('019b76da-a800-7000-8000-00000000000b:default');
+    expect(snapshotId({ ...RECORD, tags: [] }, 'team')).toBe('019b76da-a800-7000-8000-0000000000bb:default');
   });
 });

@@ -120,6 +120,8 @@ export interface Backend extends AsyncDisposable {
   warm(snapshot: StoredSnapshot): void;
   /** Cold boot from a root file system. */
   create(rootfs: RootFilesystem, plan: LaunchPlan, signal?: AbortSignal): Promise<RunningSandbox>;
+  /** Throws `conflict` naming both fingerprints for a capture this host cannot restore; nothing is started. */
+  requireRestorable(manifest: SnapshotManifest): Promise<void>;
   /** From a capture; resolves when the guest is activated and answers. Refuses a foreign or mismatching one (`conflict`) before anything starts. */
   restore(snapshot: StoredSnapshot, plan: LaunchPlan, signal?: AbortSignal): Promise<RunningSandbox>;
   /**

@@ -27,7 +27,7 @@ export function sameFingerprint(
 export function assertRestorable(manifest: SnapshotManifest, support: RestoreSupport): void {
   const sameBackend = manifest.backend === support.backend;
   if (sameBackend && sameFingerprint(manifest.fingerprint, support.fingerprint)) return;
-  const captured = `${manifest.backend} (${formatFingerprint(manifest.fingerprint)})`;
+  const captured = `${manifest.backend} (${formatFingerprint(manifest.fingerprint) || 'no fingerprint'})`;
   const present = `${support.backend} (${formatFingerprint(support.fingerprint)})`;
   throw new PlatformError('conflict', `the snapshot was captured on ${captured}, this host restores ${present}`, {
     details: { captured: manifest.fingerprint, present: support.fingerprint },

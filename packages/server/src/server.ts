@@ -15,7 +15,12 @@ import {
 } from '@agentenv/core';
 import { createEnvd } from '@agentenv/envd';
 import { ENVD_VERSION } from '@agentenv/protocol';
-import { openCaptureStore, openLedger } from '@agentenv/storage';
+import {
+  DEFAULT_SNAPSHOT_REPOSITORY_CONFIG,
+  openCaptureStore,
+  openLedger,
+  openSnapshotRepository,
+} from '@agentenv/storage';
 import type { FastifyInstance } from 'fastify';
 import { type ControlPlane, createApp } from './api/app.ts';
 import { splitAddress } from './config/load.ts';
@@ -38,6 +43,7 @@ import { createDataPlane } from './proxy/data-plane.ts';
 import { type ApiKey, loadApiKey } from './secrets/api-key.ts';
 import { loadTokenSeed } from './secrets/seed.ts';
 import { deriveAccessToken, deriveTrafficAccessToken } from './secrets/tokens.ts';
+import { createTemplateCatalogue } from './templates/template-catalogue.ts';
 import {
   createTemplateRegistry,
   DEFAULT_TEMPLATE_REGISTRY_CONFIG,
@@ -98,7 +104,14 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   const captures = await openCaptureStore({ root: join(config.home_path, 'snapshots') });
   const host = undo.use(await openHostBackend(options));
   signal.throwIfAborted();
-  const templates = undo.use(
+  const snapshots = undo.use(
+    await openSnapshotRepository({
+      ...{ ledger, captures, clock, rng, ids, log },
+      namespace: config['team.slug'],
+      config: DEFAULT_SNAPSHOT_REPOSITORY_CONFIG,
+    }),
+  );
+  const registry = undo.use(
     createTemplateRegistry({
       ...{ backend: host.backend, ledger, clock, rng, ids, log, stages: metrics.stages },
       sources: host.templates,
@@ -107,6 +120,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
       config: DEFAULT_TEMPLATE_REGISTRY_CONFIG,
     }),
   );
+  const templates = createTemplateCatalogue({ registry, snapshots, backend: host.backend });
   const observation = undo.use(createObservation({ config, clock, log, registry: metrics.registry }));
   const orchestrator = undo.use(
     await createOrchestrator({
@@ -114,6 +128,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
         backend: host.backend,
         ledger,
         captures,
+        snapshots,
         templates,
         createEnvd,
         clock,
@@ -150,12 +165,12 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
       slots: () => host.slots(),
     }),
   );
-  await templates.start();
+  await registry.start();
   signal.throwIfAborted();
 
   let ready = false;
   const front = await createApp({
-    ...{ orchestrator, templates, ...observation, clock, log, contexts: options.contexts },
+    ...{ orchestrator, templates, snapshots, ...observation, clock, log, contexts: options.contexts },
     installation: {
       team: config['team.slug'],
       node: config['observability.enabled'] ? nodeReporter(options, orchestrator, ids) : undefined,
@@ -194,7 +209,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   });
   const url = await listen(front.app, config.api_addr);
   secure = await listenSecurely(front.app.server, options);
-  await essentialTemplate(templates, options);
+  await essentialTemplate(registry, options);
   ready = true;
   return serverOf(url, apiKey, undo.move());
 }

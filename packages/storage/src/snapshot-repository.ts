@@ -122,18 +122,19 @@ export async function openSnapshotRepository(options: SnapshotRepositoryOptions)
     return result;
   }
 
-  async function removeDirectory(id: CaptureId): Promise<void> {
+  async function removeDirectory(id: CaptureId): Promise<boolean> {
     litter.add(id);
     try {
       await onDisk(() => captures.remove(id));
-      litter.delete(id);
+      return litter.delete(id);
     } catch (error) {
       log.warn({ capture: id, err: error }, 'the files of a snapshot could not be removed; it is tried again');
+      return false;
     }
   }
 
   async function removeLitter(): Promise<void> {
-    for (const id of litter) await removeDirectory(id);
+    for (const id of litter) if (!(await removeDirectory(id))) return;
   }
 
   /** Makes sure that a write in doubt has not happened; false: nobody knows until the next start. */

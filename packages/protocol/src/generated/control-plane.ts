@@ -229,7 +229,12 @@ export interface paths {
         readonly get: operations["getTemplate"];
         readonly put?: never;
         readonly post?: never;
-        /** Delete a template or snapshot. */
+        /**
+         * Delete a snapshot.
+         * @description With a tag, or by the id of a build: that snapshot. Without: every snapshot of that template. Refused while a
+         *     running or paused sandbox was started from it; what was made of such sandboxes does not stand in the way and
+         *     stays whole. The templates of the installation cannot be deleted.
+         */
         readonly delete: operations["deleteTemplate"];
         readonly options?: never;
         readonly head?: never;
@@ -533,7 +538,7 @@ export interface paths {
         };
         readonly get?: never;
         readonly put?: never;
-        /** Keep the present state of a sandbox; it goes on. */
+        /** Keep the present state of a sandbox, with its memory; it goes on. */
         readonly post: operations["createSnapshot"];
         readonly delete?: never;
         readonly options?: never;
@@ -563,6 +568,7 @@ export interface paths {
             readonly query?: never;
             readonly header?: never;
             readonly path: {
+                /** @description Snapshot id or name, `name:tag` and `namespace/name` percent-encoded. */
                 readonly snapshotID: string;
             };
             readonly cookie?: never;
@@ -1207,6 +1213,22 @@ export interface components {
             readonly spawnCount: number;
             readonly buildCount: number;
         };
+        readonly SnapshotInfo: {
+            /**
+             * @description Usable as `templateID` as it is, always with a tag: `namespace/name:tag`, `<templateID>:default` when it was
+             *     given no name, `<buildID>:default` when a newer snapshot has taken its name.
+             */
+            readonly snapshotID: string;
+            /** @description Full names, the one of the default tag first. */
+            readonly names: readonly string[];
+            readonly cpuCount: number;
+            readonly memoryMB: number;
+            readonly diskSizeMB: number;
+            /** Format: date-time */
+            readonly createdAt: string;
+            /** Format: date-time */
+            readonly updatedAt: string;
+        };
         /** @enum {string} */
         readonly BuildStatus: "waiting" | "building" | "ready" | "error";
         readonly TemplateWithBuilds: {
@@ -1691,6 +1713,13 @@ export interface operations {
         };
         readonly requestBody?: never;
         readonly responses: {
+            /** @description It is gone. */
+            readonly 204: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content?: never;
+            };
             readonly default: components["responses"]["Error"];
         };
     };
@@ -2093,20 +2122,63 @@ export interface operations {
             };
             readonly cookie?: never;
         };
-        readonly requestBody?: never;
+        readonly requestBody?: {
+            readonly content: {
+                readonly "application/json": {
+                    /**
+                     * @description `name` or `name:tag`, with or without the namespace of this server. When a snapshot has it already,
+                     *     this one becomes its newest build and takes the tag (`default` unless given). The name of a template is
+                     *     refused.
+                     */
+                    readonly name?: string | null;
+                };
+            };
+        };
         readonly responses: {
+            /** @description Sandboxes can be started from it, also when its source is gone. */
+            readonly 201: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": components["schemas"]["SnapshotInfo"];
+                };
+            };
             readonly default: components["responses"]["Error"];
         };
     };
     readonly listSnapshots: {
         readonly parameters: {
-            readonly query?: never;
+            readonly query?: {
+                /** @description Only snapshots of this sandbox, which may be gone. */
+                readonly sandboxID?: string;
+                /**
+                 * @description Only snapshots of this name, older builds of it included, or with this template or build id. A namespace in
+                 *     front and a tag behind it are left out.
+                 */
+                readonly name?: string;
+                /** @description Items per page. */
+                readonly limit?: components["parameters"]["Limit"];
+                /** @description Opaque, from `x-next-token` of the page before. */
+                readonly nextToken?: components["parameters"]["NextToken"];
+            };
             readonly header?: never;
             readonly path?: never;
             readonly cookie?: never;
         };
         readonly requestBody?: never;
         readonly responses: {
+            /** @description Snapshots, newest first. */
+            readonly 200: {
+                headers: {
+                    /** @description Pass as `nextToken` for the next page; absent on the last one. */
+                    readonly "x-next-token"?: string;
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": readonly components["schemas"]["SnapshotInfo"][];
+                };
+            };
             readonly default: components["responses"]["Error"];
         };
     };
@@ -2115,12 +2187,22 @@ export interface operations {
             readonly query?: never;
             readonly header?: never;
             readonly path: {
+                /** @description Snapshot id or name, `name:tag` and `namespace/name` percent-encoded. */
                 readonly snapshotID: string;
             };
             readonly cookie?: never;
         };
         readonly requestBody?: never;
         readonly responses: {
+            /** @description The snapshot. */
+            readonly 200: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": components["schemas"]["SnapshotInfo"];
+                };
+            };
             readonly default: components["responses"]["Error"];
         };
     };

@@ -115,6 +115,9 @@ export function createFakeBackend({
       warmed.add(snapshot.directory);
     },
     create: (rootfs, plan, signal) => start(async () => bootImage(world.clock), rootfs, plan, signal),
+    async requireRestorable(manifest) {
+      assertRestorable(manifest, { backend: NAME, fingerprint });
+    },
     async restore(snapshot, plan, signal) {
       assertRestorable(snapshot.manifest, { backend: NAME, fingerprint });
       if (warmed.has(snapshot.directory)) hits++;

@@ -296,6 +296,9 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
         startCold(abort, () => bootMachine(deps, { rootfs, resources, network }, abort));
       return track(launch(plan, signal, boot));
     },
+    async requireRestorable(manifest) {
+      assertRestorable(manifest, { backend: BACKEND_NAME, fingerprint: (await onHost()).host.fingerprint });
+    },
     restore(snapshot, plan, signal) {
       const restored = async (deps: Ready, abort: AbortSignal) => {
         assertRestorable(snapshot.manifest, { backend: BACKEND_NAME, fingerprint: deps.host.fingerprint });

@@ -232,11 +232,14 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
         ['with another fingerprint', (manifest) => ({ ...manifest, fingerprint: { engine: 'other-9.9' } })],
       ])('refuses a capture %s with a conflict that names both, before anything starts', async ([, change]) => {
         const foreign = { ...template, manifest: change(template.manifest) };
-        const error = await rejection(backend.restore(foreign, planFor()));
-        expect(error.code).toBe('conflict');
-        expect(error.message).toContain(foreign.manifest.backend);
-        expect(error.message).toContain(backend.name);
-        expect(error.message).toMatch(/engine=.*engine/);
+        for (const refused of [backend.restore(foreign, planFor()), backend.requireRestorable(foreign.manifest)]) {
+          const error = await rejection(refused);
+          expect(error.code).toBe('conflict');
+          expect(error.message).toContain(foreign.manifest.backend);
+          expect(error.message).toContain(backend.name);
+          expect(error.message).toMatch(/engine=.*engine/);
+        }
+        await backend.requireRestorable(template.manifest);
         await expectClean();
       });
 

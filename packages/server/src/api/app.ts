@@ -22,6 +22,7 @@ import { createRequestObserver } from './request-observer.ts';
 import { registerRoutes } from './routes.ts';
 import { createSandboxHandlers } from './sandbox-handlers.ts';
 import type { TimeoutRules } from './sandbox-requests.ts';
+import { createSnapshotHandlers, type SnapshotReader } from './snapshot-handlers.ts';
 import { createSystemHandlers } from './system-handlers.ts';
 import { createTemplateHandlers, type TemplateReader } from './template-handlers.ts';
 import { createValidator } from './validation.ts';
@@ -29,6 +30,7 @@ import { createValidator } from './validation.ts';
 export interface AppDependencies {
   readonly orchestrator: Orchestrator;
   readonly templates: TemplateReader;
+  readonly snapshots: SnapshotReader;
   readonly sandboxMetrics: Pick<SandboxMetrics, 'range' | 'newest'>;
   readonly sandboxLogs: Pick<SandboxLogs, 'read'>;
   readonly installation: Omit<Installation, 'apiKey'>;
@@ -97,7 +99,8 @@ export async function createApp(deps: AppDependencies): Promise<ControlPlane> {
     handlers: {
       ...createSystemHandlers(deps),
       ...createSandboxHandlers(deps),
-      ...createTemplateHandlers(deps.templates),
+      ...createTemplateHandlers(deps),
+      ...createSnapshotHandlers(deps),
       ...createMetricsHandlers(deps),
       ...createLogHandlers(deps),
       ...createInstallationHandlers({ ...deps.installation, apiKey: deps.apiKey }),

@@ -1,5 +1,5 @@
 import type { SandboxId } from '@agentenv/core';
-import { sandboxRecord } from '@agentenv/core/testing';
+import { sandboxRecord, snapshotRecord } from '@agentenv/core/testing';
 import { Ajv2020 } from 'ajv/dist/2020.js';
 import formats from 'ajv-formats';
 import type { InjectOptions } from 'fastify';
@@ -72,6 +72,16 @@ const EXAMPLES: Readonly<Record<BuiltOperationId, { good: InjectOptions[]; bad?:
     good: [{ url: `/sandboxes/${ID}/refreshes` }],
     bad: [{ url: `/sandboxes/${ID}/refreshes`, payload: { duration: 3601 } }],
   },
+  createSnapshot: {
+    good: [{ url: `/sandboxes/${ID}/snapshots` }, { url: `/sandboxes/${ID}/snapshots`, payload: { name: 'data:v1' } }],
+    bad: [{ url: `/sandboxes/${ID}/snapshots`, payload: { name: 'not a name' } }],
+  },
+  listSnapshots: {
+    good: [{ url: '/snapshots' }, { url: `/snapshots?sandboxID=${ID}&name=default/data:default&limit=1` }],
+    bad: [{ url: '/snapshots?limit=0' }],
+  },
+  getSnapshot: { good: [{ url: '/snapshots/default%2Fdata%3Adefault' }], bad: [{ url: '/snapshots/unknown' }] },
+  deleteTemplate: { good: [{ url: '/templates/default%2Fdata%3Adefault' }], bad: [{ url: '/templates/unknown' }] },
   listTemplates: { good: [{ url: '/templates?teamID=x' }] },
   listTemplatesV2: { good: [{ url: '/v2/templates?limit=1' }], bad: [{ url: '/v2/templates?limit=x' }] },
   getTemplate: { good: [{ url: '/templates/base' }], bad: [{ url: '/templates/unknown' }] },
@@ -111,6 +121,7 @@ beforeAll(async () => {
 beforeEach(() => {
   front.orchestrator.clear();
   front.orchestrator.put(sandboxRecord({ id: ID, metadata: { a: 'b' } }));
+  front.orchestrator.snapshots.put(snapshotRecord());
   front.orchestrator.put(
     sandboxRecord({
       id: 'ibbbbbbbbbbbbbbbbbbbb' as SandboxId,

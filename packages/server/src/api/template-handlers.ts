@@ -1,6 +1,8 @@
 import { type PagePosition, PlatformError, shorten, TEMPLATE_NAME_MAX } from '@agentenv/core';
 import type { components } from '@agentenv/protocol/control-plane';
 import type { TemplateRecord } from '@agentenv/storage';
+import type { Orchestrator } from '../orchestrator/orchestrator.ts';
+import type { TemplateCatalogue } from '../templates/template-catalogue.ts';
 import type { Handlers } from './operations.ts';
 import { nextPageHeader, paginate } from './pages.ts';
 
@@ -8,17 +10,23 @@ type Template = components['schemas']['Template'];
 type TemplateWithBuilds = components['schemas']['TemplateWithBuilds'];
 
 /** What the template routes read. */
-export interface TemplateReader {
-  list(): readonly TemplateRecord[];
-  /** By id or name, as a client wrote it. Unknown: undefined; malformed: `invalid_argument`. */
-  find(reference: string): TemplateRecord | undefined;
+export type TemplateReader = Pick<TemplateCatalogue, 'list' | 'find'>;
+
+type CataloguedTemplate = ReturnType<TemplateReader['list']>[number];
+
+type TemplateHandlers = Pick<
+  Handlers,
+  'listTemplates' | 'listTemplatesV2' | 'getTemplate' | 'getTemplateByAlias' | 'deleteTemplate'
+>;
+
+export interface TemplateHandlerDependencies {
+  readonly templates: TemplateReader;
+  readonly orchestrator: Pick<Orchestrator, 'deleteTemplate'>;
 }
 
-type TemplateHandlers = Pick<Handlers, 'listTemplates' | 'listTemplatesV2' | 'getTemplate' | 'getTemplateByAlias'>;
-
-/** Handlers of the reads of templates. */
-export function createTemplateHandlers(templates: TemplateReader): TemplateHandlers {
-  const find = (reference: string): TemplateRecord => {
+/** Handlers of the template routes. */
+export function createTemplateHandlers({ templates, orchestrator }: TemplateHandlerDependencies): TemplateHandlers {
+  const find = (reference: string): CataloguedTemplate => {
     const template = templates.find(reference);
     if (template !== undefined) return template;
     throw new PlatformError('not_found', `template '${shorten(reference, TEMPLATE_NAME_MAX)}' not found`);
@@ -33,7 +41,10 @@ export function createTemplateHandlers(templates: TemplateReader): TemplateHandl
     listTemplatesV2: ({ query }) => page(query.limit ?? 100, query.nextToken),
     getTemplate: ({ path, query }) => {
       const template = find(path.templateID);
-      const builds = paginate([template], position, { limit: query.limit ?? 100, nextToken: query.nextToken });
+      const builds = paginate(template.builds, buildPosition, {
+        limit: query.limit ?? 100,
+        nextToken: query.nextToken,
+      });
       return {
         status: 200,
         body: toTemplateWithBuilds(template, builds.items),
@@ -44,6 +55,10 @@ export function createTemplateHandlers(templates: TemplateReader): TemplateHandl
       status: 200,
       body: { templateID: find(path.alias).id, public: false },
     }),
+    deleteTemplate: async ({ path }) => {
+      await orchestrator.deleteTemplate(path.templateID);
+      return { status: 204 };
+    },
   };
 }
 
@@ -51,7 +66,11 @@ function position({ createdAt, id }: TemplateRecord): PagePosition {
   return { startedAt: createdAt, id };
 }
 
-function toTemplate(template: TemplateRecord): Template {
+function buildPosition({ createdAt, buildId }: TemplateRecord): PagePosition {
+  return { startedAt: createdAt, id: buildId };
+}
+
+function toTemplate(template: CataloguedTemplate): Template {
   return {
     templateID: template.id,
     buildID: template.buildId,
@@ -68,12 +87,12 @@ function toTemplate(template: TemplateRecord): Template {
     createdBy: null,
     lastSpawnedAt: template.lastSpawnedAt === undefined ? null : time(template.lastSpawnedAt),
     spawnCount: template.spawnCount,
-    buildCount: 1,
+    buildCount: template.builds.length,
   };
 }
 
-/** A template has one build; `builds` is the page of them that is shown. */
-function toTemplateWithBuilds(template: TemplateRecord, builds: readonly TemplateRecord[]): TemplateWithBuilds {
+/** `builds`: the page of them that is shown. */
+function toTemplateWithBuilds(template: CataloguedTemplate, builds: readonly TemplateRecord[]): TemplateWithBuilds {
   return {
     templateID: template.id,
     public: false,

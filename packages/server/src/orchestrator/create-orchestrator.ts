@@ -14,11 +14,11 @@ import {
 } from '@agentenv/core';
 import type { EnvdOptions, EnvdService } from '@agentenv/envd';
 import type { Backend, RuntimeEnd } from '@agentenv/runtime';
-import type { CaptureStore, Ledger } from '@agentenv/storage';
+import type { CaptureStore, Ledger, SnapshotRepository } from '@agentenv/storage';
 import type { StageMetrics } from '../observability/metrics.ts';
 import type { SandboxLogs } from '../observability/sandbox-logs.ts';
 import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
-import type { TemplateRegistry } from '../templates/template-registry.ts';
+import type { TemplateCatalogue } from '../templates/template-catalogue.ts';
 import { mapBounded } from './bounded-map.ts';
 import type { OrchestratorConfig } from './config.ts';
 import { createCreation } from './creation.ts';
@@ -42,6 +42,7 @@ import { requireDuration } from './requirements.ts';
 import { createResuming } from './resuming.ts';
 import { createSandboxAccess, sandboxNotFound } from './sandbox-access.ts';
 import { type Allocation, createSandboxTable, type SandboxEntry } from './sandbox-table.ts';
+import { createSnapshotting } from './snapshotting.ts';
 
 /** The tokens of a sandbox, derived from the managed seed (agentenv.md section 14). */
 export interface TokenSource {
@@ -53,7 +54,8 @@ export interface OrchestratorDependencies {
   readonly backend: Backend;
   readonly ledger: Ledger;
   readonly captures: CaptureStore;
-  readonly templates: Pick<TemplateRegistry, 'resolve' | 'find' | 'spawned'>;
+  readonly snapshots: Pick<SnapshotRepository, 'captures' | 'begin' | 'publish'>;
+  readonly templates: Omit<TemplateCatalogue, 'list'>;
   readonly createEnvd: (options: EnvdOptions) => EnvdService;
   readonly tokens: TokenSource;
   readonly admission: Admission;
@@ -103,6 +105,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     backend,
     ledger: deps.ledger,
     captures: deps.captures,
+    snapshots: deps.snapshots,
     clock,
     log,
     timeoutMs: config.reconcileTimeoutMs,
@@ -190,6 +193,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   });
   const liveCapture = createLiveCapture({ ...deps, table, access, queue, ending, owner });
   const forking = createForking({ ...deps, liveCapture, creation, refuseWhileClosing });
+  const snapshotting = createSnapshotting({ ...deps, table, liveCapture, refuseWhileClosing });
   let closing: Promise<void> | undefined;
 
   function accessToken(record: SandboxRecord): string | undefined {
@@ -295,7 +299,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
         { what: 'the end of all sandboxes', timeoutMs: config.shutdownTimeoutMs, graceMs: 0 },
         async () => {
           await mapBounded(entries, config.shutdownConcurrency, leave);
-          await forking.settled();
+          await Promise.all([forking.settled(), snapshotting.settled()]);
         },
       );
     } catch (error) {
@@ -327,6 +331,8 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       return await connect(id, timeoutSeconds);
     },
     fork: (id, request) => forking.fork(id, request),
+    snapshot: (id, name) => snapshotting.snapshot(id, name),
+    deleteTemplate: (reference) => snapshotting.deleteTemplate(reference),
     get: (id) => access.live(id).record,
     list(filter) {
       const { template, ...query } = filter;

@@ -13,7 +13,7 @@ import {
   type UuidSource,
 } from '@agentenv/core';
 import type { Backend, StoredSnapshot } from '@agentenv/runtime';
-import type { ReadyTemplate, TemplateRegistry } from '../templates/template-registry.ts';
+import type { LeasedTemplate, TemplateCatalogue } from '../templates/template-catalogue.ts';
 import { newChannelKey } from './channel-key.ts';
 import type { OrchestratorConfig } from './config.ts';
 import type { DurableState } from './durable-state.ts';
@@ -30,7 +30,7 @@ import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 
 export interface CreationDependencies {
   readonly backend: Pick<Backend, 'name'>;
-  readonly templates: Pick<TemplateRegistry, 'resolve' | 'spawned'>;
+  readonly templates: Pick<TemplateCatalogue, 'resolve' | 'spawned'>;
   readonly placement: Placement;
   readonly durable: Pick<DurableState, 'undoOf'>;
   readonly clock: Clock;
@@ -98,8 +98,9 @@ export function createCreation(deps: CreationDependencies): Creation {
     } as const;
   }
 
-  function newRecord(request: CreateSandbox, template: ReadyTemplate): SandboxRecord {
+  function newRecord(request: CreateSandbox, template: LeasedTemplate): SandboxRecord {
     const { vcpus, memoryMB, diskSizeMB } = template.record;
+    const { envVars, defaultUser, defaultWorkdir } = template.context ?? { ...config, envVars: {} };
     return {
       ...newIdentity(),
       templateId: template.record.id as TemplateId,
@@ -112,9 +113,9 @@ export function createCreation(deps: CreationDependencies): Creation {
       resources: { vcpus, memoryMB, diskSizeMB },
       network: request.network,
       metadata: request.metadata,
-      envVars: request.envVars,
-      defaultUser: config.defaultUser,
-      defaultWorkdir: config.defaultWorkdir,
+      envVars: { ...envVars, ...request.envVars },
+      defaultUser,
+      defaultWorkdir,
       envdVersion: config.envdVersion,
     };
   }
@@ -184,9 +185,9 @@ export function createCreation(deps: CreationDependencies): Creation {
       requireDuration('timeout', request.timeoutSeconds);
       // Traffic resumes nothing yet; to accept it would be a lie.
       if (request.autoResume) throw new PlatformError('unsupported_field', 'not supported: autoResume');
-      const template = await deps.templates.resolve(request.template);
+      using template = await deps.templates.resolve(request.template);
       const { snapshot } = template;
-      const onReady = ({ templateId }: SandboxRecord): void => deps.templates.spawned(templateId);
+      const onReady = (record: SandboxRecord): void => deps.templates.spawned(record);
       return await launch(() => newRecord(request, template), { operation: 'create_warm', snapshot, onReady });
     },
     createChild({ source, snapshot }, timeoutSeconds) {

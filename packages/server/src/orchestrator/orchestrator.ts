@@ -1,5 +1,5 @@
 import type { Agent } from '@agentenv/agent';
-import type { NetworkPolicy, PlatformError, SandboxRecord, TimeoutAction } from '@agentenv/core';
+import type { NetworkPolicy, PlatformError, SandboxRecord, SnapshotRecord, TimeoutAction } from '@agentenv/core';
 import type { EnvdService } from '@agentenv/envd';
 
 /** A create request after validation: defaults applied, unknown fields gone. */
@@ -79,6 +79,13 @@ export interface Orchestrator extends AsyncDisposable {
    * running: `conflict`.
    */
   fork(id: string, request: ForkRequest): Promise<readonly ForkResult[]>;
+  /**
+   * Publishes the present state of a running sandbox, which goes on. `name`: as a client wrote it, undefined for none. Not
+   * running: `conflict`; a name that is malformed or a template's: `invalid_argument`.
+   */
+  snapshot(id: string, name: string | undefined): Promise<SnapshotRecord>;
+  /** Deletes a snapshot, or all of a template. Unknown: `not_found`; in use: `invalid_argument`. */
+  deleteTemplate(reference: string): Promise<void>;
   get(id: string): SandboxRecord;
   list(filter: ListFilter): ListPage;
   /** now + timeout, may shorten; 0 ends it now. */

@@ -1,11 +1,13 @@
 import { type CaptureId, type Clock, callWithin, type Log, type SandboxRecord } from '@agentenv/core';
 import type { Backend } from '@agentenv/runtime';
-import type { CaptureStore, Ledger } from '@agentenv/storage';
+import type { CaptureStore, Ledger, SnapshotRepository } from '@agentenv/storage';
 
 export interface ReconcileDependencies {
   readonly backend: Pick<Backend, 'reconcile'>;
   readonly ledger: Pick<Ledger, 'loadSandboxes' | 'putSandbox' | 'deleteSandbox'>;
   readonly captures: Pick<CaptureStore, 'list' | 'remove'>;
+  /** Names the captures that are snapshots. */
+  readonly snapshots: Pick<SnapshotRepository, 'captures'>;
   readonly clock: Clock;
   readonly log: Log;
   readonly timeoutMs: number;
@@ -22,7 +24,7 @@ export interface Reconciled {
 /**
  * Cleans up after a former server of this host, before anything else happens. Every generation it left is ended, whether
  * the ledger knows it or not. Then what was paused stays, a resume that was not finished is rolled back to paused, and
- * all other records go; in the end the captures that no record names. In this order, so that a crash in between is
+ * all other records go; in the end the captures that no record of a sandbox or a snapshot names. In this order, so that a crash in between is
  * repaired by the next start. Throws when ledger or captures cannot be read or the backend cannot clean up.
  */
 export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Reconciled> {
@@ -55,7 +57,8 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
     ]);
   });
   const needed = new Set<string | undefined>(paused.map(({ capture }) => capture));
-  const orphans = [...stored].filter((name) => !needed.has(name));
+  const snapshots = deps.snapshots.captures();
+  const orphans = [...stored].filter((name) => !needed.has(name) && !snapshots.has(name));
   await callWithin(clock, bounds, async () => {
     for (const name of orphans) await captures.remove(name as CaptureId);
   });

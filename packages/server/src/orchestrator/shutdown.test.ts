@@ -22,7 +22,7 @@ describe('shutdown', () => {
     expect(harness.counted.filter((call) => call === 'ended:shutdown')).toHaveLength(12);
     expect(harness.envdEnds).toHaveLength(12);
     await orchestrator[Symbol.asyncDispose]();
-    await harness.templates[Symbol.asyncDispose]();
+    await harness.registry[Symbol.asyncDispose]();
     expect(await harness.timersLeft()).toBe(0);
   });
 
@@ -64,7 +64,7 @@ describe('shutdown', () => {
     expect(harness.world.machines.size).toBe(1);
     expect(harness.log.find('error', 'could not be ended')).toMatchObject([{ fields: { sandboxIds: [id] } }]);
     expect(harness.stored().map((record) => record.id)).toEqual([id]);
-    await harness.templates[Symbol.asyncDispose]();
+    await harness.registry[Symbol.asyncDispose]();
     expect(await harness.timersLeft()).toBe(0);
   });
 

@@ -39,6 +39,8 @@ export interface TemplateRegistry extends AsyncDisposable {
   start(): Promise<void>;
   /** Templates that have been built at least once. */
   list(): readonly TemplateRecord[];
+  /** Whether it means a template of this host, built or not, whatever its tag. */
+  owns(reference: TemplateReference): boolean;
   /** By id or name. Unknown: undefined; malformed: `invalid_argument`. */
   find(reference: string): TemplateRecord | undefined;
   /**
@@ -203,6 +205,7 @@ export function createTemplateRegistry(deps: TemplateRegistryDependencies): Temp
         void ensurePrepared(entry);
       }
     },
+    owns: (reference) => locate(reference) !== undefined,
     list: () => entries.flatMap(({ record }) => record ?? []),
     find(reference) {
       const parsed = parseTemplateReference(reference);

@@ -86,7 +86,7 @@ export async function createTestApp(
   const clock = options.clock ?? createFakeClock();
   const orchestrator = createMemoryOrchestrator({ rng: createSeededRandom(1), now: () => clock.now() });
   const metrics = createMetrics();
-  const templates = options.templates ?? [TEST_TEMPLATE];
+  const templates = (options.templates ?? [TEST_TEMPLATE]).map((template) => ({ ...template, builds: [template] }));
   const log = createRecordingLog();
   const contexts = createRequestContexts(createSeededRandom(2));
   const sandboxLogs = createSandboxLogs({ clock, limits: { ...DEFAULT_SANDBOX_LOG_LIMITS, retentionMs: 60_000 } });
@@ -103,6 +103,7 @@ export async function createTestApp(
   const { app, drain } = await createApp({
     ...{ orchestrator, sandboxLogs, sandboxMetrics, contexts },
     ...(options.listenerLimits === undefined ? {} : { listenerLimits: options.listenerLimits }),
+    snapshots: orchestrator.snapshots,
     installation: { team: 'default', node: options.observability === 'off' ? undefined : node },
     templates: {
       list: () => templates,

@@ -16,7 +16,12 @@ import {
 } from '@agentenv/core/testing';
 import type { EnvdOptions, EnvdService } from '@agentenv/envd';
 import { type Backend, createFakeBackend, createFakeWorld, type FakeWorld } from '@agentenv/runtime';
-import type { CaptureStore } from '@agentenv/storage';
+import {
+  type CaptureStore,
+  DEFAULT_SNAPSHOT_REPOSITORY_CONFIG,
+  openSnapshotRepository,
+  type SnapshotRepository,
+} from '@agentenv/storage';
 import { createMemoryDisk, type MemoryDisk, openMemoryCaptures, openMemoryLedger } from '@agentenv/storage/testing';
 import { createMetrics } from '../observability/metrics.ts';
 import { createSandboxLogs, DEFAULT_SANDBOX_LOG_LIMITS, type SandboxLogs } from '../observability/sandbox-logs.ts';
@@ -30,6 +35,7 @@ import { createOrchestrator, type OwnedOrchestrator } from '../orchestrator/crea
 import type { LifecycleMetrics } from '../orchestrator/lifecycle-metrics.ts';
 import type { CreateSandbox, ListFilter } from '../orchestrator/orchestrator.ts';
 import { deriveAccessToken, deriveTrafficAccessToken } from '../secrets/tokens.ts';
+import { createTemplateCatalogue, type TemplateCatalogue } from '../templates/template-catalogue.ts';
 import {
   createTemplateRegistry,
   DEFAULT_TEMPLATE_REGISTRY_CONFIG,
@@ -67,6 +73,8 @@ export interface HarnessOptions {
   readonly clock?: FakeClock;
   readonly intercept?: LedgerIntercept;
   readonly createEnvd?: (options: EnvdOptions) => EnvdService;
+  /** What this build of the backend calls itself. */
+  readonly fingerprint?: Readonly<Record<string, string>>;
   readonly wrapBackend?: (backend: Backend) => Backend;
   readonly wrapCaptures?: (captures: CaptureStore) => CaptureStore;
   readonly limits?: Partial<AdmissionLimits>;
@@ -79,7 +87,9 @@ export interface HarnessOptions {
 
 export interface LifecycleHarness {
   readonly orchestrator: OwnedOrchestrator;
-  readonly templates: TemplateRegistry;
+  readonly templates: TemplateCatalogue;
+  readonly registry: TemplateRegistry;
+  readonly snapshots: SnapshotRepository;
   readonly admission: ReturnType<typeof createAdmission>;
   readonly world: FakeWorld;
   readonly disk: MemoryDisk;
@@ -131,7 +141,8 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
   const envdEnds: string[] = [];
   const memory = openMemoryLedger({ disk, log });
   const ledger = options.intercept === undefined ? memory : interceptLedger(memory, options.intercept);
-  const fake = createFakeBackend({ world });
+  const { fingerprint } = options;
+  const fake = createFakeBackend({ world, ...(fingerprint === undefined ? {} : { fingerprint }) });
   const backend = options.wrapBackend?.(fake) ?? fake;
   const kept = openMemoryCaptures({ disk, files: world.artifacts });
   const captures = options.wrapCaptures?.(kept) ?? kept;
@@ -140,7 +151,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
   const { stages } = createMetrics();
   const admission = createAdmission({ ...DEFAULT_ADMISSION_LIMITS, ...options.limits });
   const config: OrchestratorConfig = { ...DEFAULT_ORCHESTRATOR_CONFIG, envdVersion: '0.6.13', ...options.config };
-  const templates = createTemplateRegistry({
+  const registry = createTemplateRegistry({
     backend,
     ledger,
     clock,
@@ -159,6 +170,11 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     envdVersion: '0.6.13',
     config: DEFAULT_TEMPLATE_REGISTRY_CONFIG,
   });
+  const snapshots = await openSnapshotRepository({
+    ...{ ledger, captures, clock, rng, ids, log, namespace: 'default' },
+    config: DEFAULT_SNAPSHOT_REPOSITORY_CONFIG,
+  });
+  const templates = createTemplateCatalogue({ registry, snapshots, backend });
   const sandboxLogs = createSandboxLogs({
     clock,
     limits: { ...DEFAULT_SANDBOX_LOG_LIMITS, retentionMs: options.logRetentionMs ?? 0 },
@@ -171,6 +187,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     backend,
     ledger,
     captures,
+    snapshots,
     templates,
     createEnvd:
       options.createEnvd ??
@@ -196,11 +213,13 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     metrics: recordMetrics(counted),
     config,
   });
-  await templates.start();
+  await registry.start();
 
   return {
     orchestrator,
     templates,
+    registry,
+    snapshots,
     admission,
     world,
     disk,
@@ -221,7 +240,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
       const left = {
         machines: world.machines.size,
         records: disk.sandboxes.size,
-        captures: disk.captures.size,
+        captures: [...disk.captures].filter((name) => !disk.snapshots.has(name)).length,
         listed: orchestrator.list(LIST_ALL).sandboxes.length,
         sandboxes: Object.values(orchestrator.status().sandboxes).reduce((sum, count) => sum + count, 0),
         places: admission.status().sandboxes,

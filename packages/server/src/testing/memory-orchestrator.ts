@@ -1,5 +1,18 @@
-import { createSandboxId, createSandboxIndex, PlatformError, type Rng, type SandboxRecord } from '@agentenv/core';
+import {
+  createSandboxId,
+  createSandboxIndex,
+  createSnapshotIndex,
+  createTemplateId,
+  createUuidSource,
+  PlatformError,
+  parseSnapshotName,
+  parseTemplateReference,
+  type Rng,
+  type SandboxRecord,
+  type SnapshotIndex,
+} from '@agentenv/core';
 import { sandboxRecord } from '@agentenv/core/testing';
+import type { SnapshotRepository } from '@agentenv/storage';
 import type { CreateSandbox, DataPlaneTarget, Orchestrator } from '../orchestrator/orchestrator.ts';
 import { deriveAccessToken, deriveTrafficAccessToken } from '../secrets/tokens.ts';
 
@@ -7,6 +20,8 @@ const SEED = 'seed-of-a-test';
 
 /** Records of sandboxes without anything that runs: what the HTTP front needs to be tested alone. */
 export interface MemoryOrchestrator extends Orchestrator {
+  /** What was snapshotted. */
+  readonly snapshots: SnapshotIndex & Pick<SnapshotRepository, 'namespace'>;
   /** Every call of a method that changes something, in order. */
   readonly calls: { readonly method: string; readonly arguments: readonly unknown[] }[];
   /** The next changing call fails with this. */
@@ -19,7 +34,11 @@ export interface MemoryOrchestrator extends Orchestrator {
   setTarget(id: string, target: DataPlaneTarget): void;
 }
 
+/** Namespace of the snapshots. */
+const NAMESPACE = 'default';
+
 export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now: () => number }): MemoryOrchestrator {
+  const snapshots = createSnapshotIndex({ namespace: NAMESPACE });
   const index = createSandboxIndex();
   const targets = new Map<string, DataPlaneTarget>();
   const calls: MemoryOrchestrator['calls'] = [];
@@ -38,12 +57,14 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
   };
 
   return {
+    snapshots: { ...snapshots, namespace: NAMESPACE },
     calls,
     failNext(error) {
       failure = { error };
     },
     clear() {
       for (const { id } of index.all()) index.delete(id);
+      for (const { buildId } of snapshots.list({ sandboxId: undefined, name: undefined })) snapshots.delete(buildId);
       targets.clear();
       calls.length = 0;
       failure = undefined;
@@ -91,6 +112,31 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
         index.put(started);
         return { kind: 'started', record: started };
       });
+    },
+    async snapshot(id, text) {
+      record('snapshot', id, text);
+      const name = text === undefined ? undefined : parseSnapshotName(text, NAMESPACE);
+      const { templateId, buildId, resources, envdVersion, backend, envVars, defaultUser, defaultWorkdir } = get(id);
+      const clock = { now: deps.now, monotonic: deps.now, timer: () => ({ [Symbol.dispose]() {} }) };
+      const [published, ...changed] = snapshots.claim(
+        {
+          buildId: createUuidSource({ clock, rng: deps.rng }).buildId(),
+          templateId: createTemplateId(deps.rng),
+          ...{ name: undefined, tags: [], createdAt: deps.now(), sandboxId: get(id).id },
+          ...{ origin: { templateId, buildId }, backend, manifestDigest: '', resources, envdVersion },
+          context: { envVars, defaultUser, defaultWorkdir },
+          ...{ spawnCount: 0, lastSpawnedAt: undefined },
+        },
+        name,
+      );
+      for (const snapshot of [published, ...changed]) snapshots.put(snapshot);
+      return published;
+    },
+    async deleteTemplate(reference) {
+      record('deleteTemplate', reference);
+      const match = snapshots.locate(parseTemplateReference(reference));
+      if (match?.build === undefined) throw new PlatformError('not_found', `template '${reference}' not found`);
+      snapshots.delete(match.build.buildId);
     },
     get,
     list: (filter) => index.page({ ...filter, templateId: filter.template }),

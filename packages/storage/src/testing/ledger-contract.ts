@@ -1,5 +1,5 @@
 import type { Log, SandboxRecord, SnapshotRecord } from '@agentenv/core';
-import { createRecordingLog, type RecordingLog, sandboxRecord } from '@agentenv/core/testing';
+import { createRecordingLog, type RecordingLog, sandboxRecord, snapshotRecord } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { Ledger, TemplateRecord } from '../ledger.ts';
 
@@ -28,22 +28,10 @@ const template: TemplateRecord = {
   sourceDigest: 'ab'.repeat(32),
 };
 
-const snapshot: SnapshotRecord = {
-  buildId: '019b76da-a800-7000-8000-0000000000bb' as SnapshotRecord['buildId'],
-  templateId: 'i0000000000000000snap' as SnapshotRecord['templateId'],
-  name: 'data',
+const snapshot = snapshotRecord({
   tags: ['default', 'v1'],
-  createdAt: 1,
-  sandboxId: idNumber(1),
-  origin: { templateId: 'i0000000000000000base' as SnapshotRecord['templateId'], buildId: undefined },
-  backend: 'fake',
-  manifestDigest: 'cd'.repeat(32),
-  resources: { vcpus: 2, memoryMB: 1024, diskSizeMB: 10_240 },
-  envdVersion: '0.6.13',
   context: { envVars: { A: 'ü' }, defaultUser: 'user', defaultWorkdir: undefined },
-  spawnCount: 0,
-  lastSpawnedAt: undefined,
-};
+});
 
 /** What every ledger has to do, on whatever it writes to. */
 export function describeLedgerContract(name: string, createPlace: () => Promise<LedgerPlace>): void {

@@ -31,8 +31,36 @@ export interface StoredSnapshot {
   readonly manifest: SnapshotManifest;
 }
 
+/** The network slot of one generation, as services of the operator on this host may use it. */
+export interface LiveSlot {
+  /** Absolute path of the namespace; it can be entered while the generation lives. */
+  readonly networkNamespacePath: string;
+  /** IPv4 address inside the namespace, routed from the gateway. */
+  readonly hostInteractionIp: string;
+}
+
+/** What whoever prepared a slot asks of the start. */
+export interface StartAdvice {
+  /** Appended to the kernel command line of a cold boot, as it is; a restore has booted already and ignores it. */
+  readonly kernelArguments?: string;
+}
+
+/** Who wants to know of the slot of a generation. */
+export interface SlotCalls {
+  /**
+   * Called at most once, when the slot is there and its policy in force, before any instruction of this generation runs.
+   * A rejection fails the start with that very error.
+   */
+  readonly beforeStart?: (slot: LiveSlot, signal: AbortSignal) => Promise<StartAdvice>;
+  /**
+   * Called once when `beforeStart` was, whatever became of it: after the engine is gone and before the slot can be used by
+   * anybody else. Waited for, so it has to bound itself; it must not reject.
+   */
+  readonly afterStop?: () => Promise<void>;
+}
+
 /** Everything a backend needs to start one generation; decided and ledgered above it. */
-export interface LaunchPlan {
+export interface LaunchPlan extends SlotCalls {
   readonly sandboxId: SandboxId;
   readonly instanceId: InstanceId;
   readonly templateId: string;

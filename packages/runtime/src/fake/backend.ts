@@ -1,8 +1,9 @@
 import { PlatformError, type Resources } from '@agentenv/core';
 import { activationFor } from '../activation.ts';
-import type { Backend, LaunchPlan, RootFilesystem, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import type { Backend, LaunchPlan, RootFilesystem, RunningSandbox, StartAdvice, StoredSnapshot } from '../backend.ts';
 import { assertRestorable, sameFingerprint } from '../fingerprint.ts';
 import { GUEST_ADDRESSING } from '../network/addressing.ts';
+import { createSlotVisit } from '../slot-visit.ts';
 import { bootImage, type GuestImage } from './guest.ts';
 import { createFakeRunning } from './running.ts';
 import { readManifest, readSnapshot, writeSnapshot } from './snapshot.ts';
@@ -46,17 +47,25 @@ export function createFakeBackend({
   }
 
   async function start(
-    image: () => Promise<GuestImage>,
+    image: (advice: StartAdvice) => Promise<GuestImage>,
     rootfs: { readonly path: string },
     plan: LaunchPlan,
     signal: AbortSignal | undefined,
   ): Promise<RunningSandbox> {
     if (disposed) throw new PlatformError('unavailable', 'the backend is shut down');
     let machine: FakeMachine | undefined;
+    const slot = world.slots.take();
+    const visit = createSlotVisit();
+    const releaseSlot = async (): Promise<void> => {
+      await visit.end();
+      slot.release();
+    };
     try {
+      signal?.throwIfAborted();
+      const advice = await visit.begin(plan, slot, signal ?? new AbortController().signal);
       await world.faults.pass('start', signal);
       const { sandboxId, instanceId, network: policy } = plan;
-      machine = world.launch({ sandboxId, instanceId, policy, image: await image() });
+      machine = world.launch({ sandboxId, instanceId, policy, image: await image(advice) });
       await world.faults.pass('activate', signal);
       machine.guest.activate(activationFor(plan, GUEST_ADDRESSING));
       machine.guest.go();
@@ -64,6 +73,7 @@ export function createFakeBackend({
       signal?.throwIfAborted();
     } catch (error) {
       machine?.end('stopped', 'the start failed');
+      await releaseSlot();
       throw PlatformError.fromUnknown(error, 'the sandbox could not be started');
     }
     const { guest } = machine;
@@ -80,6 +90,7 @@ export function createFakeBackend({
           channelKey: plan.channelKey,
           createdAt: world.clock.now(),
         }),
+      releaseSlot,
       onGone: () => running.delete(plan.instanceId),
     });
     running.set(plan.instanceId, sandbox);
@@ -96,7 +107,7 @@ export function createFakeBackend({
         isolation: 'none',
         accelerator: 'native',
         memorySnapshots: true,
-        kernelArguments: false,
+        kernelArguments: true,
         speedClass: 'native',
       };
     },
@@ -114,7 +125,8 @@ export function createFakeBackend({
     warm(snapshot) {
       warmed.add(snapshot.directory);
     },
-    create: (rootfs, plan, signal) => start(async () => bootImage(world.clock), rootfs, plan, signal),
+    create: (rootfs, plan, signal) =>
+      start(async ({ kernelArguments }) => bootImage(world.clock, kernelArguments), rootfs, plan, signal),
     async requireRestorable(manifest) {
       assertRestorable(manifest, { backend: NAME, fingerprint });
     },

@@ -22,15 +22,16 @@ export interface FakeGuestDeps {
   readonly onPower: (event: 'poweroff' | 'reboot' | 'panic') => void;
 }
 
-/** The image of a freshly booted base system. */
-export function bootImage(clock: Clock): GuestImage {
+/** The image of a freshly booted base system, with `kernelArguments` behind those it always has. */
+export function bootImage(clock: Clock, kernelArguments = ''): GuestImage {
   const files = new GuestFiles(() => clock.now());
-  for (const directory of ['/bin', '/etc', '/root', '/run', '/var']) {
+  for (const directory of ['/bin', '/etc', '/proc', '/root', '/run', '/var']) {
     files.makeDir(directory, { uid: 0, gid: 0, mode: 0o755 });
   }
   files.makeDir('/tmp', { uid: 0, gid: 0, mode: 0o1777 });
   files.makeDir('/home/user', { uid: 1000, gid: 1000, mode: 0o755 });
-  for (const [path, text] of Object.entries(BASE_FILES)) {
+  const commandLine = `quiet ${kernelArguments}`.trim();
+  for (const [path, text] of Object.entries({ ...BASE_FILES, '/proc/cmdline': `${commandLine}\n` })) {
     files.write({ path, uid: 0, gid: 0, mode: 0o644, content: Buffer.from(text), xattrs: new Map() });
   }
   return { nodes: files.nodes(), processes: [], hostname: 'localhost', nextId: 16, nextPid: 100 };

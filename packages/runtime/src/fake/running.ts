@@ -10,11 +10,14 @@ export interface FakeRunningDeps {
   readonly machine: FakeMachine;
   readonly plan: LaunchPlan;
   readonly writeSnapshot: (directory: string) => Promise<SnapshotManifest>;
+  /** The slot is given back; called as soon as the machine has ended. */
+  readonly releaseSlot: () => Promise<void>;
   readonly onGone: () => void;
 }
 
 /** One running generation of the fake backend. */
-export function createFakeRunning({ world, machine, plan, writeSnapshot, onGone }: FakeRunningDeps): RunningSandbox {
+export function createFakeRunning(deps: FakeRunningDeps): RunningSandbox {
+  const { world, machine, plan, writeSnapshot, onGone } = deps;
   const { guest } = machine;
   const agent = createFakeAgent(guest);
   let phase: Phase = 'running';
@@ -26,6 +29,8 @@ export function createFakeRunning({ world, machine, plan, writeSnapshot, onGone 
     return end;
   });
 
+  const released = ended.then(() => deps.releaseSlot());
+
   function expectPhase(expected: Phase, operation: string): void {
     if (phase === expected) return;
     throw new PlatformError('conflict', `cannot ${operation}: the generation is ${phase}`);
@@ -35,7 +40,7 @@ export function createFakeRunning({ world, machine, plan, writeSnapshot, onGone 
     await world.faults.pass('stop');
     machine.end('stopped', 'stopped by the server');
     await agent[Symbol.asyncDispose]();
-    await ended;
+    await released;
   }
 
   const sandbox: RunningSandbox = {

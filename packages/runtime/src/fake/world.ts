@@ -1,6 +1,6 @@
 import type { Clock, InstanceId, NetworkPolicy, SandboxId } from '@agentenv/core';
 import { PlatformError } from '@agentenv/core';
-import type { RuntimeEnd, RuntimeEndReason } from '../backend.ts';
+import type { LiveSlot, RuntimeEnd, RuntimeEndReason } from '../backend.ts';
 import { type ArtifactStore, createMemoryArtifacts } from './artifacts.ts';
 import { createFaults, type Faults } from './faults.ts';
 import { FakeGuest, type GuestImage } from './guest.ts';
@@ -18,12 +18,24 @@ export interface FakeMachine {
   end(reason: RuntimeEndReason, detail: string): void;
 }
 
+/** Network slots of the fake host: the lowest free one is taken, as a pool would do. */
+export interface FakeSlots {
+  take(): FakeSlot;
+  readonly inUse: number;
+}
+
+export interface FakeSlot extends LiveSlot {
+  /** Idempotent. */
+  release(): void;
+}
+
 /** The host of fake backends: what survives when a server dies. One per simulated machine. */
 export interface FakeWorld {
   readonly clock: Clock;
   readonly artifacts: ArtifactStore;
   readonly faults: Faults;
   readonly machines: ReadonlyMap<InstanceId, FakeMachine>;
+  readonly slots: FakeSlots;
   /** The machine of a sandbox; throws `not_found`. */
   machineOf(sandboxId: SandboxId | string): FakeMachine;
   launch(request: {
@@ -42,6 +54,32 @@ export interface FakeWorldOptions {
 
 const POWER_END = { poweroff: 'guest-poweroff', reboot: 'guest-reboot', panic: 'guest-panic' } as const;
 
+/** A fake machine has no network; its namespace is one that exists. */
+const NAMESPACE = '/proc/self/ns/net';
+
+function createFakeSlots(): FakeSlots {
+  const taken = new Set<number>();
+  return {
+    take() {
+      let index = 0;
+      while (taken.has(index)) index++;
+      taken.add(index);
+      let held = true;
+      return {
+        networkNamespacePath: NAMESPACE,
+        hostInteractionIp: `10.11.${index >> 8}.${index & 255}`,
+        release() {
+          if (held) taken.delete(index);
+          held = false;
+        },
+      };
+    },
+    get inUse() {
+      return taken.size;
+    },
+  };
+}
+
 export function createFakeWorld({ clock, artifacts = createMemoryArtifacts() }: FakeWorldOptions): FakeWorld {
   const machines = new Map<InstanceId, FakeMachine>();
   let engines = 0;
@@ -51,6 +89,7 @@ export function createFakeWorld({ clock, artifacts = createMemoryArtifacts() }: 
     artifacts,
     faults: createFaults(clock),
     machines,
+    slots: createFakeSlots(),
     machineOf(sandboxId) {
       for (const machine of machines.values()) if (machine.sandboxId === sandboxId) return machine;
       throw new PlatformError('not_found', `no machine runs sandbox ${sandboxId}`);

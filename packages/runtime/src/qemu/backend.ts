@@ -16,7 +16,7 @@ import { createGate } from './gate.ts';
 import { holdEventLoop } from './hold-event-loop.ts';
 import { hostFault } from './host-fault.ts';
 import { removeLeftovers } from './leftovers.ts';
-import { bootMachine, type Machine, type MachineDeps, restoreMachine } from './machine.ts';
+import { bootMachine, type Machine, type MachineDeps, type MachineUse, restoreMachine } from './machine.ts';
 import { watchMemory } from './memory-pressure.ts';
 import { createMemoryThread } from './memory-thread.ts';
 import { type AcceleratorChoice, probeHost, probeKvm, readEngineVersion } from './probe.ts';
@@ -25,7 +25,7 @@ import { createRunningVm } from './running-vm.ts';
 import { createSnapshotIntegrity } from './snapshot-integrity.ts';
 import { createTemplates, type Templates } from './templates.ts';
 import { cachedTscKhz, measureTscKhz, readCpuModel } from './tsc.ts';
-import { makeWarmMachine, type WarmMachine, wakeMachine } from './warm-machine.ts';
+import { makeWarmMachine, UnusableWarmMachine, type WarmMachine, wakeMachine } from './warm-machine.ts';
 
 const DEFAULT_ENGINE = '/usr/bin/qemu-system-x86_64';
 const CGROUP_ROOT = '/sys/fs/cgroup';
@@ -181,10 +181,11 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     }
   }
 
-  async function startCold<T>(signal: AbortSignal, start: () => Promise<T>): Promise<T> {
-    using _pass = await gate.enter(signal);
-    return await start();
-  }
+  const useOf = (plan: LaunchPlan): MachineUse => ({
+    network: plan.network,
+    calls: plan,
+    turn: (signal) => gate.enter(signal),
+  });
 
   /** A warm machine where there is one, else a fresh restore. */
   async function obtain(
@@ -198,15 +199,15 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     if (pool === undefined) unpooledMisses++;
     if (entry !== undefined) {
       try {
-        await wakeMachine(entry.machine, plan.network, signal);
+        await wakeMachine(entry.machine, plan, signal);
         return entry.machine;
       } catch (caught) {
         await entry[Symbol.asyncDispose]();
-        signal.throwIfAborted();
-        log.warn({ error: PlatformError.fromUnknown(caught) }, 'a pool entry could not be used');
+        if (!(caught instanceof UnusableWarmMachine)) throw caught;
+        log.warn({ error: PlatformError.fromUnknown(caught.cause) }, caught.message);
       }
     }
-    return startCold(signal, () => restoreMachine(deps, snapshot, plan.network, signal));
+    return restoreMachine(deps, snapshot, useOf(plan), signal);
   }
 
   function sweepLater(): void {
@@ -291,9 +292,9 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       pools.set(snapshot.directory, pool);
     },
     create(rootfs, plan, signal) {
-      const { resources, network } = plan;
+      const { resources } = plan;
       const boot = (deps: Ready, abort: AbortSignal) =>
-        startCold(abort, () => bootMachine(deps, { rootfs, resources, network }, abort));
+        bootMachine(deps, { rootfs, resources, use: useOf(plan) }, abort);
       return track(launch(plan, signal, boot));
     },
     async requireRestorable(manifest) {

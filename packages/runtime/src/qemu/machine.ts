@@ -1,8 +1,9 @@
 import { type Agent, createAgent, createUnixSocketEndpoint } from '@agentenv/agent';
 import { type NetworkPolicy, PlatformError, type Resources } from '@agentenv/core';
-import type { RootFilesystem, RuntimeEnd, StoredSnapshot } from '../backend.ts';
+import type { RootFilesystem, RuntimeEnd, SlotCalls, StartAdvice, StoredSnapshot } from '../backend.ts';
 import type { Exec } from '../exec.ts';
 import type { NetworkSlot, NetworkSlots } from '../network/slot.ts';
+import { createSlotVisit } from '../slot-visit.ts';
 import { emptyDisk } from './empty-disk.ts';
 import { type Engine, startEngine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
@@ -28,6 +29,8 @@ export interface MachineDeps {
 export interface Machine extends AsyncDisposable {
   readonly engine: Engine;
   readonly slot: NetworkSlot;
+  /** Tells of the slot before the guest goes on as somebody's; not when it was made for somebody. */
+  prepareSlot(calls: SlotCalls, signal: AbortSignal): Promise<StartAdvice>;
   readonly agent: Agent;
   readonly resources: Resources;
   readonly rootfs: RootFilesystem;
@@ -85,12 +88,20 @@ function endOf(host: EngineHost, engine: Engine, agent: Agent): Promise<RuntimeE
   return promise;
 }
 
+/** For whom a machine is made; nobody's has a policy alone. */
+export interface MachineUse {
+  readonly network: NetworkPolicy;
+  readonly calls?: SlotCalls;
+  /** Waits for the turn to start an engine; what is told of the slot may take its time before. */
+  readonly turn?: (signal: AbortSignal | undefined) => Promise<Disposable>;
+}
+
 interface MachinePlan {
   readonly resources: Resources;
-  readonly network: NetworkPolicy;
+  readonly use: MachineUse;
   readonly rootfs: RootFilesystem;
   readonly origin: SnapshotFiles | undefined;
-  readonly start: (slot: NetworkSlot) => Promise<Engine>;
+  readonly start: (slot: NetworkSlot, advice: StartAdvice) => Promise<Engine>;
   /** Lets the guest run, where it does not by itself. */
   readonly go: (engine: Engine, signal: AbortSignal) => Promise<unknown>;
   readonly channel: { readonly key: Uint8Array; readonly deadlineMs: number };
@@ -98,10 +109,15 @@ interface MachinePlan {
 
 async function assemble(deps: MachineDeps, plan: MachinePlan, signal: AbortSignal | undefined): Promise<Machine> {
   const { host, slots } = deps;
+  const { network, calls = {}, turn } = plan.use;
   await using undo = new AsyncDisposableStack();
-  const slot = await slots.acquire(plan.network, signal);
+  const slot = await slots.acquire(network, signal);
   undo.defer(() => slot.release());
-  const engine = undo.use(await plan.start(slot));
+  const visit = createSlotVisit();
+  undo.defer(() => visit.end());
+  const advice = await visit.begin(calls, slot, signal ?? new AbortController().signal);
+  using _turn = await turn?.(signal);
+  const engine = undo.use(await plan.start(slot, advice));
   const agent = await whileRunning(engine, signal, async (running) => {
     const connecting = connectAgent(host, engine, slot, plan.channel, running);
     // Both are under way at once; when the first fails the abort ends the other.
@@ -114,6 +130,7 @@ async function assemble(deps: MachineDeps, plan: MachinePlan, signal: AbortSigna
   return {
     engine,
     slot,
+    prepareSlot: (later, aborted) => visit.begin(later, slot, aborted),
     agent,
     resources: plan.resources,
     rootfs: plan.rootfs,
@@ -126,22 +143,22 @@ async function assemble(deps: MachineDeps, plan: MachinePlan, signal: AbortSigna
 /** Boots a root file system on an empty disk; resolves when the guest agent answers. */
 export async function bootMachine(
   deps: MachineDeps,
-  request: { readonly rootfs: RootFilesystem; readonly resources: Resources; readonly network: NetworkPolicy },
+  request: { readonly rootfs: RootFilesystem; readonly resources: Resources; readonly use: MachineUse },
   signal?: AbortSignal,
 ): Promise<Machine> {
   const { host, exec } = deps;
-  const { rootfs, resources, network } = request;
+  const { rootfs, resources, use } = request;
   const disk = await emptyDisk(host.layout.disks, resources.diskSizeMB, exec, signal);
   const files = { memory: undefined, rootfs: rootfs.path, disk, diskLayers: [], deviceState: undefined };
   return assemble(
     deps,
     {
       resources,
-      network,
+      use,
       rootfs,
       origin: undefined,
-      start(slot) {
-        const commandLine = kernelCommandLine(host.accelerator, slot.guest);
+      async start(slot, { kernelArguments }) {
+        const commandLine = kernelCommandLine(host.accelerator, slot.guest, kernelArguments);
         return startEngine(host, { slot, resources, start: { kind: 'boot', commandLine }, files }, signal);
       },
       async go() {},
@@ -155,7 +172,7 @@ export async function bootMachine(
 export async function restoreMachine(
   deps: MachineDeps,
   snapshot: StoredSnapshot,
-  network: NetworkPolicy,
+  use: MachineUse,
   signal?: AbortSignal,
 ): Promise<Machine> {
   const { host } = deps;
@@ -164,7 +181,7 @@ export async function restoreMachine(
     deps,
     {
       resources,
-      network,
+      use,
       rootfs: { path: rootfs.path, digest: rootfs.sha256 ?? '' },
       origin: snapshotFiles(snapshot),
       start: (slot) => restoreEngine(host, snapshot, resources, slot, signal),

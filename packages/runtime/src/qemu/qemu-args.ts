@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto';
-import type { Resources } from '@agentenv/core';
+import { PlatformError, type Resources } from '@agentenv/core';
 import type { GuestAddressing } from '../network/slot.ts';
 
 /** How guest instructions run. `tscKhz` is the rate of the host's time stamp counter, which an emulated guest reads directly. */
@@ -68,9 +68,12 @@ export interface EngineSpec {
   readonly diskLayers?: number;
 }
 
-/** Kernel arguments; `aenv.*` are read by the guest agent. */
-export function kernelCommandLine(accelerator: Accelerator, guest: GuestAddressing): string {
-  return [
+/** Longest command line a kernel of this architecture reads, bytes. */
+const MAX_COMMAND_LINE = 2047;
+
+/** Kernel arguments; `aenv.*` are read by the guest agent. `extra` comes last; too much of it: `invalid_argument`. */
+export function kernelCommandLine(accelerator: Accelerator, guest: GuestAddressing, extra = ''): string {
+  const commandLine = [
     'console=ttyS0 quiet panic=-1 reboot=t',
     // Under emulation the guest reads the host's counter; calibrating it against the emulated timer fails under load.
     ...(accelerator.kind === 'tcg'
@@ -82,7 +85,13 @@ export function kernelCommandLine(accelerator: Accelerator, guest: GuestAddressi
     'nowatchdog deferred_probe_timeout=0 transparent_hugepage=madvise',
     `aenv.root=/dev/vda aenv.upper=/dev/vdb aenv.ip4=${guest.ipv4} aenv.gw4=${guest.gatewayIpv4}`,
     `aenv.ip6=${guest.ipv6} aenv.gw6=${guest.gatewayIpv6}`,
+    ...(extra === '' ? [] : [extra]),
   ].join(' ');
+  if (Buffer.byteLength(commandLine) > MAX_COMMAND_LINE) {
+    const room = MAX_COMMAND_LINE - Buffer.byteLength(commandLine) + Buffer.byteLength(extra);
+    throw new PlatformError('invalid_argument', `extra kernel arguments are longer than ${room} bytes`);
+  }
+  return commandLine;
 }
 
 /**

@@ -62,7 +62,9 @@ export function createTemplates(deps: TemplatesDeps): Templates {
     await using undo = new AsyncDisposableStack();
     undo.defer(() => rm(unfinished, { recursive: true, force: true }));
     await mkdir(unfinished, { mode: 0o700 });
-    const machine = undo.use(await bootMachine(deps, { rootfs, resources, network: DEFAULT_NETWORK_POLICY }, stopping));
+    const machine = undo.use(
+      await bootMachine(deps, { rootfs, resources, use: { network: DEFAULT_NETWORK_POLICY } }, stopping),
+    );
     const { agent, engine } = machine;
     const bootedMs = host.clock.monotonic() - started;
     const activation = rehearsal(machine.slot.guest, engine.identity.uuid, host.rng);

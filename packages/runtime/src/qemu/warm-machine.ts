@@ -1,5 +1,5 @@
 import { DEFAULT_NETWORK_POLICY, type NetworkPolicy } from '@agentenv/core';
-import type { StoredSnapshot } from '../backend.ts';
+import type { LaunchPlan, StoredSnapshot } from '../backend.ts';
 import type { PoolEntry } from '../pool/pool.ts';
 import { type Machine, type MachineDeps, restoreMachine } from './machine.ts';
 import { LOGIN_SHELL, rehearsal, runOnce } from './warm-up.ts';
@@ -19,7 +19,7 @@ export async function makeWarmMachine(
 ): Promise<WarmMachine> {
   const { host } = deps;
   await using undo = new AsyncDisposableStack();
-  const machine = undo.use(await restoreMachine(deps, snapshot, DEFAULT_NETWORK_POLICY, signal));
+  const machine = undo.use(await restoreMachine(deps, snapshot, { network: DEFAULT_NETWORK_POLICY }, signal));
   const { agent, engine } = machine;
   await agent.activate(rehearsal(machine.slot.guest, engine.identity.uuid, host.rng), signal);
   await runOnce(agent, LOGIN_SHELL, host.log, signal);
@@ -32,8 +32,27 @@ function isDefault(policy: NetworkPolicy): boolean {
   return JSON.stringify(policy) === JSON.stringify(DEFAULT_NETWORK_POLICY);
 }
 
-/** Lets a claimed guest go on; the policy is in force before it does. The caller activates it for its sandbox. */
-export async function wakeMachine(machine: Machine, policy: NetworkPolicy, signal?: AbortSignal): Promise<void> {
-  if (!isDefault(policy)) await machine.slot.applyPolicy(policy);
-  await machine.engine.qmp.execute('cont', {}, {}, signal);
+/** The claimed machine could not be used, and nobody was told of its slot: another one can take its place. */
+export class UnusableWarmMachine extends Error {}
+
+/**
+ * Lets a claimed guest go on: its policy is in force and its slot prepared before it does. The caller activates it for its
+ * sandbox. Throws `UnusableWarmMachine` when another machine may be tried.
+ */
+export async function wakeMachine(
+  machine: Machine,
+  plan: Pick<LaunchPlan, 'network' | 'beforeStart' | 'afterStop'>,
+  signal: AbortSignal,
+): Promise<void> {
+  const { network: policy } = plan;
+  let told = false;
+  try {
+    if (!isDefault(policy)) await machine.slot.applyPolicy(policy);
+    told = plan.beforeStart !== undefined;
+    await machine.prepareSlot(plan, signal);
+    await machine.engine.qmp.execute('cont', {}, {}, signal);
+  } catch (caught) {
+    if (told || signal.aborted) throw caught;
+    throw new UnusableWarmMachine('a pool entry could not be used', { cause: caught });
+  }
 }

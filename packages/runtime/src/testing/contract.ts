@@ -1,6 +1,5 @@
 import { readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { Agent, GuestProcess } from '@agentenv/agent';
 import {
   DEFAULT_NETWORK_POLICY,
   type InstanceId,
@@ -11,64 +10,9 @@ import {
 } from '@agentenv/core';
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from 'vitest';
 import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import { collectOutput, readText, rejection, run, spawn, writeText } from './guest-io.ts';
 import type { BackendHarness, ProvokedEnd } from './harness.ts';
-
-const NO_CONFIG = new Uint8Array(0);
-
-/** Reads a whole file of a guest. */
-async function readText(agent: Agent, path: string): Promise<string> {
-  const { body } = await agent.readFile(path);
-  const pieces: Uint8Array[] = [];
-  for await (const piece of body) pieces.push(Uint8Array.from(piece));
-  return Buffer.concat(pieces).toString();
-}
-
-async function writeText(agent: Agent, path: string, text: string, uid = 1000): Promise<void> {
-  async function* body() {
-    yield Buffer.from(text);
-  }
-  await agent.writeFile({ path, uid, gid: uid, mode: 0o644, xattrs: new Map() }, body());
-}
-
-async function spawn(agent: Agent, argv: readonly string[], stdin = false): Promise<GuestProcess> {
-  return agent.spawn({
-    user: 'user',
-    argv,
-    env: {},
-    cwd: '',
-    defaultCwd: '',
-    stdin,
-    tag: '',
-    config: NO_CONFIG,
-    killAfterMs: 0,
-  });
-}
-
-async function run(agent: Agent, argv: readonly string[]): Promise<{ readonly code: number; readonly stdout: string }> {
-  const process = await spawn(agent, argv);
-  const out = collectOutput(process);
-  const exit = await process.exit;
-  await process.outputEnd;
-  return { code: exit.code, stdout: out.text() };
-}
-
-function collectOutput(process: GuestProcess): { text(): string } {
-  const pieces: Uint8Array[] = [];
-  process.onOutput(({ data }) => {
-    pieces.push(Uint8Array.from(data));
-  });
-  return { text: () => Buffer.concat(pieces).toString() };
-}
-
-async function rejection(promise: Promise<unknown>): Promise<PlatformError> {
-  try {
-    await promise;
-  } catch (error) {
-    expect(error).toBeInstanceOf(PlatformError);
-    return error as PlatformError;
-  }
-  throw new Error('expected a rejection');
-}
+import { describeSlotCalls } from './slot-calls-contract.ts';
 
 /**
  * The behaviour every backend shares. `makeHarness` is called once for the suite; tests run in order on it and each
@@ -261,6 +205,8 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
         await expectClean();
       });
     });
+
+    describeSlotCalls({ get: () => ({ harness, backend, template }), planFor, live, expectClean });
 
     describe('network', () => {
       test('a policy is in force from the start and is replaced as a whole', async () => {

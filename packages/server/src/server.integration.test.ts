@@ -99,6 +99,50 @@ describe('a server on the fake backend', () => {
     });
   });
 
+  it('snapshots through the client: kept, used, listed and deleted by the id it was told', async () => {
+    const connection = { apiKey: KEY, apiUrl: url, sandboxUrl: url };
+    const sandbox = await CurrentSandbox.create('base', { ...connection, envs: { KEPT: 'yes' } });
+    const { sandboxId } = sandbox;
+    await sandbox.files.write('note.txt', 'one');
+    const { pid } = await sandbox.commands.run('sleep 600', { background: true, timeoutMs: 0 });
+    const unnamed = await sandbox.createSnapshot();
+    expect(unnamed.snapshotId).toMatch(/^i[a-z0-9]{20}:default$/);
+    const named = await sandbox.createSnapshot({ name: 'client-data' });
+    expect(named).toMatchObject({ snapshotId: 'default/client-data:default', names: ['default/client-data:default'] });
+    await sandbox.files.write('note.txt', 'two');
+    const newer = await sandbox.createSnapshot({ name: 'client-data' });
+    expect(newer.snapshotId).toBe(named.snapshotId);
+    await expect(sandbox.createSnapshot({ name: 'base' })).rejects.toThrow(/belongs to a template/);
+    await expect(CurrentSandbox.createSnapshot('inever0000000000there', connection)).rejects.toThrow(/not found/i);
+
+    const pages = CurrentSandbox.listSnapshots({ ...connection, sandboxId, limit: 2 });
+    const listed: string[] = [];
+    while (pages.hasNext) listed.push(...(await pages.nextItems()).map(({ snapshotId }) => snapshotId));
+    expect(listed).toEqual([newer.snapshotId, expect.stringMatching(/^[0-9a-f-]{36}:default$/), unnamed.snapshotId]);
+    expect(await CurrentSandbox.kill(sandboxId, connection)).toBe(true);
+    const byName = CurrentSandbox.listSnapshots({ ...connection, name: 'client-data' });
+    expect((await byName.nextItems()).map(({ snapshotId }) => snapshotId)).toEqual(listed.slice(0, 2));
+
+    for (const [snapshotId, note] of [
+      [listed[0] ?? '', 'two'],
+      [listed[1] ?? '', 'one'],
+      [unnamed.snapshotId, 'one'],
+    ] as const) {
+      const child = await CurrentSandbox.create(snapshotId, connection);
+      expect(await child.files.read('note.txt')).toBe(note);
+      expect((await child.commands.list()).map((process) => process.pid)).toContain(pid);
+      expect((await child.commands.run('printenv KEPT')).stdout).toBe('yes\n');
+      // The answer is the 400 of something in use.
+      await expect(CurrentSandbox.deleteSnapshot(snapshotId, connection)).rejects.toThrow(/in use/);
+      await child.pause(connection);
+      await expect(CurrentSandbox.deleteSnapshot(snapshotId, connection)).rejects.toThrow(/in use/);
+      await child.kill();
+      expect(await CurrentSandbox.deleteSnapshot(snapshotId, connection)).toBe(true);
+      expect(await CurrentSandbox.deleteSnapshot(snapshotId, connection)).toBe(false);
+      await expect(CurrentSandbox.create(snapshotId, connection)).rejects.toThrow(/not found|does not exist/);
+    }
+  });
+
   it('pages a list of many through the client', async () => {
     const connection = { apiKey: KEY, apiUrl: url, sandboxUrl: url };
     const metadata = { many: 'yes' };

@@ -113,6 +113,61 @@ describe('after kill -9 of the server', () => {
     },
   );
 
+  /** Writes: two of each create, one of each snapshot, one of the deletion, one of each kill. */
+  const SNAPSHOTS = [
+    ['before', 3, []],
+    ['after', 3, ['data']],
+    ['before', 4, ['data']],
+    ['after', 5, ['data']],
+    ['before', 6, ['data']],
+    ['after', 6, ['data', 'former']],
+    ['before', 7, ['data', 'former']],
+    ['after', 7, ['data', 'former']],
+    ['before', 8, ['data', 'former']],
+    ['after', 8, ['data']],
+    ['before', 9, ['data']],
+    ['after', 9, ['data']],
+  ] as const;
+
+  test.each(SNAPSHOTS)(
+    '%s ledger write %i of create, snapshot, create from it, snapshot of the same name, kill, delete: there is %j',
+    async (when, write, expected) => {
+      const world = createFakeWorld({ clock: createFakeClock() });
+      const disk = createMemoryDisk();
+      const dead = Promise.withResolvers<void>();
+      const former = await startLifecycle({ world, disk, intercept: dyingAt(write, when, dead.resolve) });
+      const acknowledged: string[] = [];
+      const session = async (): Promise<void> => {
+        const { orchestrator } = former;
+        const source = await orchestrator.create(CREATE_BASE);
+        const first = await orchestrator.snapshot(source.id, 'data');
+        acknowledged.push(first.buildId);
+        const child = await orchestrator.create({ ...CREATE_BASE, template: 'data' });
+        acknowledged.push((await orchestrator.snapshot(source.id, 'data')).buildId);
+        await orchestrator.kill(child.id, 'test');
+        await orchestrator.deleteTemplate(first.buildId);
+        await orchestrator.kill(source.id, 'test');
+      };
+      abandon(session());
+      await dead.promise;
+
+      const next = await startLifecycle({ world, disk, seed: 2 });
+      const found = next.snapshots.list({ sandboxId: undefined, name: 'data' });
+      expect(found.map(({ tags }) => (tags.length === 1 ? 'data' : 'former')).toSorted()).toEqual(expected);
+      expect(disk.captures).toEqual(new Set(found.map(({ buildId }) => buildId)));
+      if (write < 8) for (const buildId of acknowledged) expect(disk.captures).toContain(buildId);
+      expect(next.leftovers()).toEqual({});
+      for (const { buildId } of found) await next.orchestrator.create({ ...CREATE_BASE, template: buildId });
+      // The name is in one piece: a new one takes it over.
+      const { id } = await next.orchestrator.create(CREATE_BASE);
+      const again = await next.orchestrator.snapshot(id, 'data');
+      expect(next.templates.find('data')).toMatchObject({ buildId: again.buildId });
+      expect(next.snapshots.list({ sandboxId: undefined, name: 'data' }).filter(({ tags }) => tags.length > 0)).toEqual(
+        [again],
+      );
+    },
+  );
+
   test('a capture that no record names is removed, also by the second start after a crash of the first', async () => {
     const world = createFakeWorld({ clock: createFakeClock() });
     const disk = createMemoryDisk();

@@ -2,6 +2,7 @@ import {
   OPERATION_RULES,
   type OperationVerdict,
   SANDBOX_OPERATIONS,
+  SANDBOX_STATES,
   type SandboxOperation,
   type SandboxState,
 } from '@agentenv/core';
@@ -9,9 +10,9 @@ import { describe, expect, test } from 'vitest';
 import { CREATE_BASE, LIST_ALL, type LifecycleHarness, startLifecycle } from '../testing/lifecycle-harness.ts';
 
 type Outcome = 'done' | 'waits, then done' | 'not_found' | 'conflict' | 'not_proxyable' | 'joins' | 'pre-empts';
-type Column = Exclude<SandboxOperation, 'snapshot'> | 'get' | 'data plane' | 'list';
-/** States a sandbox can be in before snapshots are built, and the state of one that does not exist. */
-type Row = Exclude<SandboxState, 'snapshotting'> | 'missing';
+type Column = SandboxOperation | 'get' | 'data plane' | 'list';
+/** Every state, and that of a sandbox that does not exist. */
+type Row = SandboxState | 'missing';
 
 /** State × operation, written by hand from the contract. */
 const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
@@ -21,6 +22,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'waits, then done',
     refresh: 'waits, then done',
+    snapshot: 'conflict',
     fork: 'conflict',
     kill: 'pre-empts',
     get: 'done',
@@ -33,8 +35,22 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'done',
     timeout: 'done',
     refresh: 'done',
+    snapshot: 'done',
     fork: 'done',
     kill: 'done',
+    get: 'done',
+    'data plane': 'done',
+    list: 'done',
+  },
+  snapshotting: {
+    pause: 'conflict',
+    resume: 'conflict',
+    connect: 'waits, then done',
+    timeout: 'waits, then done',
+    refresh: 'waits, then done',
+    snapshot: 'conflict',
+    fork: 'conflict',
+    kill: 'pre-empts',
     get: 'done',
     'data plane': 'done',
     list: 'done',
@@ -45,6 +61,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'waits, then done',
     refresh: 'waits, then done',
+    snapshot: 'conflict',
     fork: 'conflict',
     kill: 'pre-empts',
     get: 'done',
@@ -57,6 +74,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'conflict',
     refresh: 'conflict',
+    snapshot: 'conflict',
     fork: 'conflict',
     kill: 'pre-empts',
     get: 'done',
@@ -69,6 +87,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'done',
     timeout: 'conflict',
     refresh: 'conflict',
+    snapshot: 'conflict',
     fork: 'conflict',
     kill: 'done',
     get: 'done',
@@ -81,6 +100,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'waits, then done',
     refresh: 'waits, then done',
+    snapshot: 'conflict',
     fork: 'conflict',
     kill: 'pre-empts',
     get: 'done',
@@ -93,6 +113,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'not_found',
     timeout: 'not_found',
     refresh: 'not_found',
+    snapshot: 'not_found',
     fork: 'not_found',
     kill: 'joins',
     get: 'not_found',
@@ -105,6 +126,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'not_found',
     timeout: 'not_found',
     refresh: 'not_found',
+    snapshot: 'not_found',
     fork: 'not_found',
     kill: 'not_found',
     get: 'not_found',
@@ -140,11 +162,15 @@ async function bring(to: Row): Promise<Situation> {
   }
   const { id } = await harness.orchestrator.create(CREATE_BASE);
   if (to === 'running') return { harness, id, finish: async () => undefined };
-  if (to === 'pausing' || to === 'forking') {
+  if (to === 'pausing' || to === 'snapshotting' || to === 'forking') {
     const capture = harness.world.faults.next('capture', { kind: 'hang' });
     const { orchestrator } = harness;
-    const step = to === 'pausing' ? orchestrator.pause(id) : orchestrator.fork(id, FORK_ONE);
-    const capturing = step.catch((error: unknown) => error);
+    const steps = {
+      pausing: () => orchestrator.pause(id),
+      snapshotting: () => orchestrator.snapshot(id, undefined),
+      forking: () => orchestrator.fork(id, FORK_ONE),
+    };
+    const capturing = steps[to]().catch((error: unknown) => error);
     await capture.hit;
     const finish = async () => {
       capture.release();
@@ -188,6 +214,8 @@ function perform({ harness, id }: Situation, column: Column): Promise<unknown> {
       return orchestrator.setTimeout(id, 1_000);
     case 'refresh':
       return orchestrator.refresh(id, 1_000);
+    case 'snapshot':
+      return orchestrator.snapshot(id, undefined);
     case 'fork':
       return orchestrator.fork(id, FORK_ONE);
     case 'kill':
@@ -292,10 +320,8 @@ describe('state × operation', () => {
       resume: ['done'],
       conflict: ['conflict'],
     };
-    expect(OPERATION_RULES.snapshot).toEqual(OPERATION_RULES.fork);
-    for (const state of ['creating', 'running', 'forking', 'pausing', 'paused', 'resuming', 'killing'] as const) {
+    for (const state of SANDBOX_STATES) {
       for (const operation of SANDBOX_OPERATIONS) {
-        if (operation === 'snapshot') continue;
         expect(possible[OPERATION_RULES[operation][state]]).toContain(MATRIX[state][operation]);
       }
     }

@@ -10,7 +10,6 @@ const LATER: Readonly<Record<string, readonly string[]>> = {
   volumes: ['T16'],
   'pausing without memory': ['T49'],
   'resuming by traffic': ['auto-resume refused, or under way'],
-  snapshots: ['T8'],
 };
 
 const { root } = repositoryPaths();

@@ -168,6 +168,47 @@ describe('after kill -9 of the server', () => {
     },
   );
 
+  /** Writes of a create, a fork into two, and a kill: two of each create, one of the kill. */
+  const FORKS = [1, 2, 3, 4, 5, 6, 7].flatMap((write) => [['before', write] as const, ['after', write] as const]);
+
+  test.each(FORKS)('%s ledger write %i of create, fork, kill nothing of a fork is left', async (when, write) => {
+    const world = createFakeWorld({ clock: createFakeClock() });
+    const disk = createMemoryDisk();
+    const dead = Promise.withResolvers<void>();
+    const former = await startLifecycle({ world, disk, intercept: dyingAt(write, when, dead.resolve) });
+    const session = async (): Promise<void> => {
+      const { id } = await former.orchestrator.create(CREATE_BASE);
+      await former.orchestrator.fork(id, { count: 2, timeoutSeconds: 60 });
+      await former.orchestrator.kill(id, 'test');
+    };
+    abandon(session());
+    await dead.promise;
+    // The engine that the other child may have under way is made, or not, before the next server looks.
+    for (let turn = 0; turn < 20; turn++) await former.clock.advance(0);
+
+    const next = await startLifecycle({ world, disk, seed: 2 });
+    const listed = next.orchestrator.list(LIST_ALL).sandboxes.map(({ id }) => id);
+    expect(listed).toEqual(next.stored().map(({ id }) => id));
+    expect([...world.machines.values()].map(({ sandboxId }) => sandboxId)).toEqual(listed);
+    expect(disk.captures.size).toBe(0);
+    for (const id of listed) await next.orchestrator.kill(id, 'test');
+    expect(next.leftovers()).toEqual({});
+  });
+
+  test('a crash in the middle of the capture of a fork leaves nothing of it', async () => {
+    const world = createFakeWorld({ clock: createFakeClock() });
+    const disk = createMemoryDisk();
+    const former = await startLifecycle({ world, disk });
+    const { id } = await former.orchestrator.create(CREATE_BASE);
+    const capture = world.faults.next('capture', { kind: 'hang' });
+    abandon(former.orchestrator.fork(id, { count: 2, timeoutSeconds: 60 }));
+    await capture.hit;
+    expect(disk.captures.size).toBe(1);
+    const next = await startLifecycle({ world, disk, seed: 2 });
+    expect(disk.captures.size).toBe(0);
+    expect(next.orchestrator.list(LIST_ALL).sandboxes.length).toBe(world.machines.size);
+  });
+
   test('a capture that no record names is removed, also by the second start after a crash of the first', async () => {
     const world = createFakeWorld({ clock: createFakeClock() });
     const disk = createMemoryDisk();

@@ -4,7 +4,8 @@ import { once } from 'node:events';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
-import { step, useSandbox } from './lib/demo-program.ts';
+import { useSandbox } from './lib/demo-program.ts';
+import { step } from './lib/demo-step.ts';
 import { freePort } from './lib/server.ts';
 import { waitUntil } from './lib/wait.ts';
 

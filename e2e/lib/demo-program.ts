@@ -1,33 +1,12 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Sandbox } from 'e2b';
+import { showLifecycle } from './demo-lifecycle.ts';
+import { type DemoServer, expectThat, PATIENCE, step } from './demo-step.ts';
 import { waitUntil } from './wait.ts';
 
-/** Longest wait for anything the demo expects of its sandbox, milliseconds. */
-const PATIENCE = 60_000;
 /** Where the service of the demo listens, inside. */
 const SERVICE_PORT = 3000;
-
-/** Prints one line per step: its time in milliseconds, its name and what came out of it. */
-export async function step<T>(name: string, run: () => Promise<T>, show: (value: T) => string = () => ''): Promise<T> {
-  const start = performance.now();
-  const value = await run();
-  const milliseconds = (performance.now() - start).toFixed(0).padStart(7);
-  console.log(`${milliseconds} ms  ${name.padEnd(34)} ${show(value)}`.trimEnd());
-  return value;
-}
-
-/** Throws unless something is as it must be. */
-function expectThat(condition: boolean, what: string): void {
-  if (!condition) throw new Error(what);
-}
-
-/** Where the server is and how to get in. */
-export interface DemoServer {
-  readonly apiKey: string;
-  readonly apiUrl: string;
-  readonly sandboxUrl: string;
-}
 
 /** What a first program with the SDK does; the options are all that points it to this server. */
 export async function useSandbox(server: DemoServer): Promise<void> {
@@ -41,6 +20,7 @@ export async function useSandbox(server: DemoServer): Promise<void> {
   await watchFolder(sandbox);
   await useTerminal(sandbox);
   await reachService(sandbox, server);
+  await showLifecycle(sandbox, server);
   const listed = await step(
     'list sandboxes',
     () => Sandbox.list({ ...server, query: { metadata: { purpose: 'demo' } } }).nextItems(),

@@ -10,6 +10,9 @@ export interface Resources {
   readonly diskSizeMB: number;
 }
 
+/** What is kept for the operator's custom extension; opaque here. */
+export type ExtensionParams = Readonly<Record<string, unknown>>;
+
 export type TimeoutAction = 'kill' | 'pause';
 
 /** Everything durable about one sandbox; written to the ledger before the effect it describes. Unknown keys in stored records are kept out of the way, not refused. */
@@ -38,6 +41,7 @@ export interface SandboxRecord {
   readonly resources: Resources;
   readonly network: NetworkPolicy;
   readonly metadata: Readonly<Record<string, string>>;
+  readonly customExtensionParams: ExtensionParams;
   readonly envVars: Readonly<Record<string, string>>;
   readonly defaultUser: string;
   readonly defaultWorkdir: string | undefined;

@@ -1,6 +1,6 @@
 import { PlatformError } from './errors.ts';
 import { type BuildId, isPlatformId, isUuid, type SandboxId, type TemplateId } from './ids.ts';
-import type { Resources } from './sandbox.ts';
+import type { ExtensionParams, Resources } from './sandbox.ts';
 import { DEFAULT_TAG, parseTemplateReference, TEMPLATE_NAME_MAX } from './template-reference.ts';
 
 /** What a sandbox was started from. */
@@ -10,11 +10,12 @@ export interface SnapshotOrigin {
   readonly buildId: BuildId | undefined;
 }
 
-/** What processes get that are started in a sandbox made of the snapshot, unless its create says otherwise. */
+/** What a sandbox made of the snapshot gets, unless its create says otherwise. */
 export interface SnapshotContext {
   readonly envVars: Readonly<Record<string, string>>;
   readonly defaultUser: string;
   readonly defaultWorkdir: string | undefined;
+  readonly customExtensionParams: ExtensionParams;
 }
 
 /**

@@ -36,6 +36,8 @@ export const ERROR_CATALOGUE = {
   invalid_argument: { http: 400, connect: 'invalid_argument', exit: 2 },
   /** A known field that this server does not honour; the message names it. */
   unsupported_field: { http: 400, connect: 'invalid_argument', exit: 2 },
+  /** The operator's custom extension answered 4xx; the message carries its status and body. */
+  extension_rejected: { http: 400, connect: 'failed_precondition', exit: 2 },
   unauthenticated: { http: 401, connect: 'unauthenticated', exit: 3 },
   permission_denied: { http: 403, connect: 'permission_denied', exit: 3 },
   not_found: { http: 404, connect: 'not_found', exit: 4 },
@@ -56,6 +58,8 @@ export const ERROR_CATALOGUE = {
   internal: { http: 500, connect: 'internal', errorCode: 'internal_server_error', exit: 1 },
   /** The engine could not start or restore the sandbox. */
   create_failed: { http: 500, connect: 'internal', errorCode: 'sandbox_create_failed', exit: 1 },
+  /** The operator's custom extension failed, or gave no answer that can be read. */
+  extension_failed: { http: 500, connect: 'internal', exit: 1 },
   not_implemented: { http: 501, connect: 'unimplemented', exit: 1 },
   /** The sandbox does not answer (gone, or its guest agent is unreachable). */
   sandbox_unavailable: { http: 502, connect: 'unavailable', exit: 1 },

@@ -27,6 +27,8 @@ import { splitAddress } from './config/load.ts';
 import type { Config } from './config/schema.ts';
 import { delay } from './delay.ts';
 import { claimHome, claimRuntime } from './directory-lock.ts';
+import { createExtensionClient } from './hooks/extension-client.ts';
+import { createSandboxHooks, type SandboxHooks } from './hooks/sandbox-hooks.ts';
 import { openHostBackend } from './host-backend.ts';
 import type { Build } from './observability/build.ts';
 import { registerHostGauges } from './observability/host-gauges.ts';
@@ -137,7 +139,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
         log,
         stages: metrics.stages,
       },
-      ...{ logs: observation.sandboxLogs, samples: observation.sandboxMetrics },
+      ...{ logs: observation.sandboxLogs, samples: observation.sandboxMetrics, hooks: openHooks(options) },
       tokens: {
         accessToken: (id) => deriveAccessToken(seed, id),
         trafficAccessToken: (id) => deriveTrafficAccessToken(seed, id),
@@ -151,7 +153,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
       hostCapacity: createHostCapacityProbe(config.home_path),
       metrics: createLifecycleCounters(metrics.registry),
       config: {
-        ...DEFAULT_ORCHESTRATOR_CONFIG,
+        ...orchestratorTimes(config),
         envdVersion: ENVD_VERSION,
         autoEvictIntervalMs: config['orchestrator.auto_evict_interval_ms'],
         pauseFailure: config['orchestrator.pause_failure'],
@@ -223,6 +225,33 @@ function hasTokens(records: readonly SandboxRecord[]): boolean {
     ({ state, secure, network }) =>
       (state === 'paused' || state === 'resuming') && (secure || !network.allowPublicTraffic),
   );
+}
+
+function extensionUrl(config: Config): string | undefined {
+  const url = config['custom_extension.url'];
+  return url === '' ? undefined : url;
+}
+
+function openHooks({ config, clock, log }: ServerOptions): SandboxHooks {
+  const url = extensionUrl(config);
+  if (url !== undefined) log.info({ url }, 'the custom extension is asked about every sandbox');
+  const timeoutMs = config['custom_extension.timeout_ms'];
+  return createSandboxHooks({
+    client: url === undefined ? undefined : createExtensionClient({ url, timeoutMs, clock }),
+    log,
+  });
+}
+
+/** Every start and every release may have to wait for the custom extension once. */
+function orchestratorTimes(config: Config): typeof DEFAULT_ORCHESTRATOR_CONFIG {
+  const times = DEFAULT_ORCHESTRATOR_CONFIG;
+  const extra = extensionUrl(config) === undefined ? 0 : config['custom_extension.timeout_ms'];
+  return {
+    ...times,
+    createTimeoutMs: times.createTimeoutMs + extra,
+    resumeTimeoutMs: times.resumeTimeoutMs + extra,
+    releaseTimeoutMs: times.releaseTimeoutMs + extra,
+  };
 }
 
 function nodeReporter(

@@ -114,7 +114,14 @@ function context(from: Json, key: string): SnapshotContext {
     envVars: textMap(value, 'envVars'),
     defaultUser: text(value, 'defaultUser'),
     defaultWorkdir: optional(value, 'defaultWorkdir', text),
+    customExtensionParams: extensionParams(value),
   };
+}
+
+/** Records of before there were any have none. */
+function extensionParams(from: Json): Json {
+  const key = 'customExtensionParams';
+  return optional(from, key, (value) => object(value[key], key)) ?? {};
 }
 
 function parse(json: string): Json {
@@ -147,6 +154,7 @@ export function decodeSandboxRecord(json: string): SandboxRecord {
     resources: resources(from, 'resources'),
     network: networkPolicy(from, 'network'),
     metadata: textMap(from, 'metadata'),
+    customExtensionParams: extensionParams(from),
     envVars: textMap(from, 'envVars'),
     defaultUser: text(from, 'defaultUser'),
     defaultWorkdir: optional(from, 'defaultWorkdir', text),

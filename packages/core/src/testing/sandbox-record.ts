@@ -22,6 +22,7 @@ export function sandboxRecord(changes: Partial<SandboxRecord> = {}): SandboxReco
     resources: { vcpus: 2, memoryMB: 1024, diskSizeMB: 10_240 },
     network: DEFAULT_NETWORK_POLICY,
     metadata: {},
+    customExtensionParams: {},
     envVars: {},
     defaultUser: 'user',
     defaultWorkdir: undefined,

@@ -15,7 +15,7 @@ export function snapshotRecord(changes: Partial<SnapshotRecord> = {}): SnapshotR
     manifestDigest: 'cd'.repeat(32),
     resources: { vcpus: 2, memoryMB: 1024, diskSizeMB: 10_240 },
     envdVersion: '0.6.13',
-    context: { envVars: {}, defaultUser: 'user', defaultWorkdir: undefined },
+    context: { envVars: {}, defaultUser: 'user', defaultWorkdir: undefined, customExtensionParams: {} },
     spawnCount: 0,
     lastSpawnedAt: undefined,
     ...changes,

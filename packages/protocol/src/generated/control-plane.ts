@@ -522,7 +522,11 @@ export interface paths {
         readonly delete?: never;
         readonly options?: never;
         readonly head?: never;
-        /** Change the parameters kept for the custom extension. */
+        /**
+         * Let the custom extension change the parameters kept for it.
+         * @description The body goes to the extension as it is; its answer replaces the parameters of the sandbox and is returned. The sandbox
+         *     has to run, from the request to the answer.
+         */
         readonly patch: operations["updateCustomExtensionParams"];
         readonly trace?: never;
     };
@@ -959,7 +963,7 @@ export interface components {
             readonly iam?: components["schemas"]["UnsupportedObject"];
             readonly volumeMounts?: components["schemas"]["UnsupportedCollection"];
             readonly attachedDrives?: components["schemas"]["UnsupportedCollection"];
-            readonly customExtensionParams?: components["schemas"]["UnsupportedObject"];
+            readonly customExtensionParams?: components["schemas"]["NewExtensionParams"];
         };
         readonly NewSandboxV2: {
             readonly templateID: components["schemas"]["TemplateReference"];
@@ -975,7 +979,7 @@ export interface components {
             readonly iam?: components["schemas"]["UnsupportedObject"];
             readonly volumeMounts?: components["schemas"]["UnsupportedCollection"];
             readonly attachedDrives?: components["schemas"]["UnsupportedCollection"];
-            readonly customExtensionParams?: components["schemas"]["UnsupportedObject"];
+            readonly customExtensionParams?: components["schemas"]["NewExtensionParams"];
         };
         /** @description Id or name of a template, with or without namespace and tag. */
         readonly TemplateReference: string;
@@ -993,6 +997,17 @@ export interface components {
         } | null;
         /** @description false denies everything that `network.allowOut` does not allow. */
         readonly AllowInternetAccess: boolean | null;
+        /**
+         * @description Kept for the custom extension of the operator and given to it, opaque here; those of the snapshot when absent. Without
+         *     an extension only an empty object is accepted.
+         */
+        readonly NewExtensionParams: {
+            readonly [key: string]: unknown;
+        } | null;
+        /** @description What is kept for the custom extension. */
+        readonly ExtensionParams: {
+            readonly [key: string]: unknown;
+        };
         /** @description Facts for the caller, to filter lists by; at most 256 KiB in all. */
         readonly NewMetadata: {
             readonly [key: string]: string;
@@ -1262,6 +1277,15 @@ export interface components {
         };
     };
     responses: {
+        /** @description The parameters; an empty object when there are none. */
+        readonly ExtensionParams: {
+            headers: {
+                readonly [name: string]: unknown;
+            };
+            content: {
+                readonly "application/json": components["schemas"]["ExtensionParams"];
+            };
+        };
         /** @description Something was wrong; `code` says what kind, `message` what. */
         readonly Error: {
             headers: {
@@ -2094,6 +2118,7 @@ export interface operations {
         };
         readonly requestBody?: never;
         readonly responses: {
+            readonly 200: components["responses"]["ExtensionParams"];
             readonly default: components["responses"]["Error"];
         };
     };
@@ -2107,8 +2132,13 @@ export interface operations {
             };
             readonly cookie?: never;
         };
-        readonly requestBody?: never;
+        readonly requestBody: {
+            readonly content: {
+                readonly "application/json": components["schemas"]["ExtensionParams"];
+            };
+        };
         readonly responses: {
+            readonly 200: components["responses"]["ExtensionParams"];
             readonly default: components["responses"]["Error"];
         };
     };

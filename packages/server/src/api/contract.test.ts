@@ -72,6 +72,14 @@ const EXAMPLES: Readonly<Record<BuiltOperationId, { good: InjectOptions[]; bad?:
     good: [{ url: `/sandboxes/${ID}/refreshes` }],
     bad: [{ url: `/sandboxes/${ID}/refreshes`, payload: { duration: 3601 } }],
   },
+  getCustomExtensionParams: {
+    good: [{ url: `/sandboxes/${ID}/custom-extension-params` }],
+    bad: [{ url: '/sandboxes/unknown/custom-extension-params' }],
+  },
+  updateCustomExtensionParams: {
+    good: [{ url: `/sandboxes/${ID}/custom-extension-params`, payload: { a: { b: [1] } } }],
+    bad: [{ url: `/sandboxes/${ID}/custom-extension-params`, payload: [1] as unknown as object }],
+  },
   createSnapshot: {
     good: [{ url: `/sandboxes/${ID}/snapshots` }, { url: `/sandboxes/${ID}/snapshots`, payload: { name: 'data:v1' } }],
     bad: [{ url: `/sandboxes/${ID}/snapshots`, payload: { name: 'not a name' } }],

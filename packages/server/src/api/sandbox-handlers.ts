@@ -7,6 +7,7 @@ import { nextPageHeader } from './pages.ts';
 import { type AnswerContext, toListedSandbox, toSandbox, toSandboxDetail } from './sandbox-replies.ts';
 import {
   checkTimeout,
+  limitParams,
   type TimeoutRules,
   toCreateSandbox,
   toCreateSandboxV2,
@@ -29,6 +30,8 @@ type SandboxHandlers = Pick<
   | 'connectSandboxV2'
   | 'setSandboxTimeout'
   | 'refreshSandbox'
+  | 'getCustomExtensionParams'
+  | 'updateCustomExtensionParams'
 >;
 
 export interface SandboxHandlerDependencies {
@@ -114,6 +117,16 @@ export function createSandboxHandlers({ orchestrator, timeouts, domain }: Sandbo
       await orchestrator.kill(path.sandboxID, 'deleted by request');
       return { status: 204 };
     },
+
+    getCustomExtensionParams: ({ path }) => ({
+      status: 200,
+      body: orchestrator.get(path.sandboxID).customExtensionParams,
+    }),
+
+    updateCustomExtensionParams: async ({ path, body }) => ({
+      status: 200,
+      body: await orchestrator.patchParams(path.sandboxID, limitParams(body)),
+    }),
 
     setSandboxTimeout: async ({ path, body }) => {
       const seconds = checkTimeout(body.timeout ?? timeouts.defaultSeconds, timeouts);

@@ -1,4 +1,11 @@
-import { canonicalRules, type NetworkPolicy, PlatformError, parseCidr, parseMetadataFilter } from '@agentenv/core';
+import {
+  canonicalRules,
+  type ExtensionParams,
+  type NetworkPolicy,
+  PlatformError,
+  parseCidr,
+  parseMetadataFilter,
+} from '@agentenv/core';
 import type { components } from '@agentenv/protocol/control-plane';
 import type { CreateSandbox, ListFilter } from '../orchestrator/orchestrator.ts';
 import { isMaskRequestHost } from '../proxy/request-host.ts';
@@ -48,6 +55,7 @@ function toCommon(body: NewSandboxV2, defaultSeconds: number, rules: TimeoutRule
     network: toNetworkPolicy(body),
     metadata: limitPairs('metadata', body.metadata ?? {}),
     envVars: limitPairs('envVars', body.envVars ?? {}),
+    customExtensionParams: limitParams(body.customExtensionParams ?? undefined),
   };
 }
 
@@ -59,6 +67,22 @@ function limitPairs(field: string, pairs: Readonly<Record<string, string>>): Rea
     throw new PlatformError('invalid_argument', `${field} must not have more than ${MAX_PAIRS_BYTES} bytes in all`);
   }
   return pairs;
+}
+
+/** Most bytes of the parameters of a sandbox for the custom extension, as JSON. */
+const MAX_PARAMS_BYTES = 128 * 1024;
+
+/** Returns `params` unless they are too many bytes. */
+export function limitParams(params: ExtensionParams): ExtensionParams;
+export function limitParams(params: ExtensionParams | undefined): ExtensionParams | undefined;
+export function limitParams(params: ExtensionParams | undefined): ExtensionParams | undefined {
+  if (params !== undefined && Buffer.byteLength(JSON.stringify(params)) > MAX_PARAMS_BYTES) {
+    throw new PlatformError(
+      'invalid_argument',
+      `customExtensionParams must not have more than ${MAX_PARAMS_BYTES} bytes as JSON`,
+    );
+  }
+  return params;
 }
 
 /** Returns `seconds` unless it is above the maximum; the field is called `timeout` everywhere. */

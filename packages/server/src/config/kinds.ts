@@ -92,6 +92,18 @@ export function listenAddress(): Kind<string> {
   return text('host:port', /^(?:\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}$/);
 }
 
+/** Where a service is, `http` or `https`; without spaces around it and slashes behind it. Blank text is kept as empty. */
+export function baseUrl(): Kind<string> {
+  return kind('http(s) URL', (value) => {
+    if (typeof value !== 'string') return undefined;
+    const trimmed = value.trim().replace(/\/+$/, '');
+    if (trimmed === '') return '';
+    const url = URL.parse(trimmed);
+    if (url === null || !/^https?:$/.test(url.protocol)) return undefined;
+    return url.search === '' && url.hash === '' && url.username === '' && url.password === '' ? trimmed : undefined;
+  });
+}
+
 /** A DNS name, perhaps with a port that clients need. */
 export function domain(): Kind<string> {
   return text('domain', /^[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::\d{1,5})?$/);

@@ -1,6 +1,19 @@
 import { DEFAULT_ADMISSION_LIMITS, DEFAULT_ALWAYS_DENIED } from '@agentenv/core';
 import { DEFAULT_INTERNAL_NETWORKS } from '@agentenv/runtime';
-import { boolean, cidr, domain, integer, type Kind, list, listenAddress, number, oneOf, path, text } from './kinds.ts';
+import {
+  baseUrl,
+  boolean,
+  cidr,
+  domain,
+  integer,
+  type Kind,
+  list,
+  listenAddress,
+  number,
+  oneOf,
+  path,
+  text,
+} from './kinds.ts';
 
 /** One configuration key: what it may be, what it is when nobody says, and what it is for. */
 export interface ConfigKey<Value, Default extends Value | undefined = Value | undefined> {
@@ -269,6 +282,17 @@ export const CONFIG_SCHEMA = {
     list(cidr()),
     ['127.0.0.0/8', '::1/128'],
     'Whoever connects from these addresses may say with `X-Forwarded-For`, `-Host` and `-Proto` whom it connects for; from others these headers are replaced.',
+  ),
+  'custom_extension.url': key(
+    baseUrl(),
+    undefined,
+    'The operator’s [custom extension](custom-extension.md), which is asked before a sandbox starts and told when it has stopped; blank for none.',
+    'AENV_CUSTOM_EXTENSION_URL',
+  ),
+  'custom_extension.timeout_ms': key(
+    integer({ minimum: 1, maximum: 30_000 }),
+    5000,
+    'Longest single call of the custom extension, milliseconds.',
   ),
   'team.slug': key(
     text('lower-case name', /^[a-z0-9_-]{1,64}$/),

@@ -15,6 +15,8 @@ import {
 import type { EnvdOptions, EnvdService } from '@agentenv/envd';
 import type { Backend, RuntimeEnd } from '@agentenv/runtime';
 import type { CaptureStore, Ledger, SnapshotRepository } from '@agentenv/storage';
+import { answering } from '../hooks/failure.ts';
+import type { SandboxHooks } from '../hooks/sandbox-hooks.ts';
 import type { StageMetrics } from '../observability/metrics.ts';
 import type { SandboxLogs } from '../observability/sandbox-logs.ts';
 import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
@@ -34,6 +36,7 @@ import type { LifecycleMetrics } from './lifecycle-metrics.ts';
 import { createLiveCapture } from './live-capture.ts';
 import type { Orchestrator } from './orchestrator.ts';
 import { createOwnerLog } from './owner-log.ts';
+import { createParamsPatching } from './params-patching.ts';
 import { createPausing } from './pausing.ts';
 import { createPlacement } from './placement.ts';
 import { reconcileAtStart } from './reconcile.ts';
@@ -56,6 +59,7 @@ export interface OrchestratorDependencies {
   readonly captures: CaptureStore;
   readonly snapshots: Pick<SnapshotRepository, 'captures' | 'begin' | 'publish'>;
   readonly templates: Omit<TemplateCatalogue, 'list'>;
+  readonly hooks: SandboxHooks;
   readonly createEnvd: (options: EnvdOptions) => EnvdService;
   readonly tokens: TokenSource;
   readonly admission: Admission;
@@ -155,6 +159,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   });
   const launch = createLaunch({
     backend,
+    hooks: deps.hooks,
     keeper,
     table,
     deadlines,
@@ -194,6 +199,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   const liveCapture = createLiveCapture({ ...deps, table, access, queue, ending, owner });
   const forking = createForking({ ...deps, liveCapture, creation, refuseWhileClosing });
   const snapshotting = createSnapshotting({ ...deps, table, liveCapture, refuseWhileClosing });
+  const patchParams = createParamsPatching({ ...deps, access, queue, keeper, table });
   let closing: Promise<void> | undefined;
 
   function accessToken(record: SandboxRecord): string | undefined {
@@ -318,17 +324,22 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   }
 
   return {
-    create: (request) => creation.create(request),
+    create: (request) => answering('create', creation.create(request)),
+    createCold: (request) => answering('create', creation.createCold(request)),
+    async patchParams(id, patch) {
+      refuseWhileClosing();
+      return await patchParams(id, patch);
+    },
     pause,
     async resume(id, timeoutSeconds) {
       refuseWhileClosing();
       requireDuration('timeout', timeoutSeconds);
-      return (await resume(id, timeoutSeconds)).record;
+      return (await answering('resume', resume(id, timeoutSeconds))).record;
     },
     async connect(id, timeoutSeconds) {
       refuseWhileClosing();
       requireDuration('timeout', timeoutSeconds);
-      return await connect(id, timeoutSeconds);
+      return await answering('connect', connect(id, timeoutSeconds));
     },
     fork: (id, request) => forking.fork(id, request),
     snapshot: (id, name) => snapshotting.snapshot(id, name),

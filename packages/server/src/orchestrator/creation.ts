@@ -12,17 +12,18 @@ import {
   type TemplateId,
   type UuidSource,
 } from '@agentenv/core';
-import type { Backend, StoredSnapshot } from '@agentenv/runtime';
+import type { Backend } from '@agentenv/runtime';
+import type { SandboxHooks } from '../hooks/sandbox-hooks.ts';
 import type { LeasedTemplate, TemplateCatalogue } from '../templates/template-catalogue.ts';
 import { newChannelKey } from './channel-key.ts';
 import type { OrchestratorConfig } from './config.ts';
 import type { DurableState } from './durable-state.ts';
 import type { EndCause, Ending } from './ending.ts';
-import type { Launch, LaunchRequest } from './launch.ts';
+import type { Launch, LaunchRequest, LaunchSource } from './launch.ts';
 import { isDeliberate, toShownFailure } from './launch-failure.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
 import type { HeldCapture } from './live-capture.ts';
-import type { CreateSandbox } from './orchestrator.ts';
+import type { CreateColdSandbox, CreateSandbox } from './orchestrator.ts';
 import type { OwnerLog } from './owner-log.ts';
 import type { Placement } from './placement.ts';
 import { requireDuration } from './requirements.ts';
@@ -44,6 +45,7 @@ export interface CreationDependencies {
   readonly queue: KeyedQueue;
   readonly ending: Ending;
   readonly launch: Launch;
+  readonly hooks: Pick<SandboxHooks, 'requireReader'>;
   /** Throws `unavailable` once the server shuts down. */
   readonly refuseWhileClosing: () => void;
 }
@@ -52,6 +54,8 @@ export interface CreationDependencies {
 export interface Creation {
   /** Work survives the caller: nothing a client does but a kill of the sandbox cuts it off. */
   create(request: CreateSandbox): Promise<SandboxRecord>;
+  /** The same from an image that boots. */
+  createCold(request: CreateColdSandbox): Promise<SandboxRecord>;
   /**
    * Makes a sandbox that goes on where `capture` was taken: a new id, and with it tokens, host name and instance of its own,
    * and everything else as its source has it. Refused or failed as `create` is.
@@ -65,7 +69,7 @@ export interface Creation {
 /** What a new sandbox starts from. */
 interface Origin {
   readonly operation: LaunchRequest['operation'];
-  readonly snapshot: StoredSnapshot;
+  readonly source: LaunchSource;
   readonly onReady: (record: SandboxRecord) => void;
 }
 
@@ -98,6 +102,26 @@ export function createCreation(deps: CreationDependencies): Creation {
     } as const;
   }
 
+  function asRequested(request: Omit<CreateSandbox, 'template'>) {
+    const { timeoutSeconds, onTimeout, autoResume, secure, network, metadata } = request;
+    return { timeoutSeconds, onTimeout, autoResume, secure, network, metadata };
+  }
+
+  function newColdRecord(request: CreateColdSandbox): SandboxRecord {
+    const { defaultUser, defaultWorkdir, envdVersion } = config;
+    return {
+      ...newIdentity(),
+      ...asRequested(request),
+      ...{ defaultUser, defaultWorkdir, envdVersion },
+      templateId: request.image as TemplateId,
+      buildId: undefined,
+      alias: undefined,
+      resources: request.resources,
+      envVars: request.envVars,
+      customExtensionParams: request.customExtensionParams ?? {},
+    };
+  }
+
   function newRecord(request: CreateSandbox, template: LeasedTemplate): SandboxRecord {
     const { vcpus, memoryMB, diskSizeMB } = template.record;
     const { envVars, defaultUser, defaultWorkdir } = template.context ?? { ...config, envVars: {} };
@@ -106,13 +130,9 @@ export function createCreation(deps: CreationDependencies): Creation {
       templateId: template.record.id as TemplateId,
       buildId: template.record.buildId as BuildId,
       alias: template.alias,
-      timeoutSeconds: request.timeoutSeconds,
-      onTimeout: request.onTimeout,
-      autoResume: request.autoResume,
-      secure: request.secure,
+      ...asRequested(request),
       resources: { vcpus, memoryMB, diskSizeMB },
-      network: request.network,
-      metadata: request.metadata,
+      customExtensionParams: request.customExtensionParams ?? template.context?.customExtensionParams ?? {},
       envVars: { ...envVars, ...request.envVars },
       defaultUser,
       defaultWorkdir,
@@ -142,14 +162,14 @@ export function createCreation(deps: CreationDependencies): Creation {
   /** The step of the sandbox's own queue. When it was aborted, whoever did that undoes it; otherwise it undoes itself. */
   async function start(
     { entry, reservation }: Admitted,
-    { operation, snapshot, onReady }: Origin,
+    { operation, source, onReady }: Origin,
     signal: AbortSignal,
   ): Promise<SandboxRecord> {
     try {
       const { record: planned } = entry;
       const record = await deps.launch(
         entry,
-        { operation, snapshot, record: planned, timeoutSeconds: planned.timeoutSeconds },
+        { operation, source, record: planned, timeoutSeconds: planned.timeoutSeconds },
         signal,
       );
       reservation.settle();
@@ -179,20 +199,31 @@ export function createCreation(deps: CreationDependencies): Creation {
     return await deps.queue.run(admitted.entry.record.id, 'create', (signal) => start(admitted, origin, signal));
   }
 
+  function check(request: Omit<CreateSandbox, 'template'>): void {
+    deps.refuseWhileClosing();
+    requireDuration('timeout', request.timeoutSeconds);
+    // Traffic resumes nothing yet; to accept it would be a lie.
+    if (request.autoResume) throw new PlatformError('unsupported_field', 'not supported: autoResume');
+    deps.hooks.requireReader(request.customExtensionParams);
+  }
+
   return {
+    async createCold(request) {
+      check(request);
+      const source: LaunchSource = { kind: 'image', rootfs: request.rootfs };
+      return await launch(() => newColdRecord(request), { operation: 'create_cold', source, onReady() {} });
+    },
     async create(request) {
-      deps.refuseWhileClosing();
-      requireDuration('timeout', request.timeoutSeconds);
-      // Traffic resumes nothing yet; to accept it would be a lie.
-      if (request.autoResume) throw new PlatformError('unsupported_field', 'not supported: autoResume');
+      check(request);
       using template = await deps.templates.resolve(request.template);
       const { snapshot } = template;
       const onReady = (record: SandboxRecord): void => deps.templates.spawned(record);
-      return await launch(() => newRecord(request, template), { operation: 'create_warm', snapshot, onReady });
+      const source: LaunchSource = { kind: 'capture', snapshot };
+      return await launch(() => newRecord(request, template), { operation: 'create_warm', source, onReady });
     },
     createChild({ source, snapshot }, timeoutSeconds) {
       const child = (): SandboxRecord => ({ ...source, ...newIdentity(), timeoutSeconds });
-      return launch(child, { operation: 'fork', snapshot, onReady() {} });
+      return launch(child, { operation: 'fork', source: { kind: 'capture', snapshot }, onReady() {} });
     },
     countFailures(code, count) {
       createFails += count;

@@ -1,5 +1,6 @@
 import { type CaptureId, type Clock, callWithin, type Log, PlatformError, type UuidSource } from '@agentenv/core';
 import type { CaptureStore } from '@agentenv/storage';
+import { answerToCaller } from '../hooks/failure.ts';
 import { mapBounded } from './bounded-map.ts';
 import type { OrchestratorConfig } from './config.ts';
 import type { Creation } from './creation.ts';
@@ -76,7 +77,7 @@ export function createForking(deps: ForkingDependencies): Forking {
     return outcomes.map((outcome) =>
       outcome.status === 'fulfilled'
         ? { kind: 'started', record: outcome.value }
-        : { kind: 'failed', error: PlatformError.fromUnknown(outcome.reason) },
+        : { kind: 'failed', error: PlatformError.fromUnknown(answerToCaller('fork', outcome.reason)) },
     );
   }
 

@@ -1,4 +1,5 @@
 import { PlatformError } from '@agentenv/core';
+import { findHookFailure } from '../hooks/failure.ts';
 
 /** Failures of a step of the life cycle that a client should see as they are. */
 const SHOWN_FAILURES: ReadonlySet<PlatformError['code']> = new Set([
@@ -6,6 +7,8 @@ const SHOWN_FAILURES: ReadonlySet<PlatformError['code']> = new Set([
   'conflict',
   'create_failed',
   'deadline_exceeded',
+  'extension_failed',
+  'extension_rejected',
   'no_space',
   'unavailable',
 ]);
@@ -16,7 +19,8 @@ export function toShownFailure(
   code: Extract<PlatformError['code'], 'create_failed' | 'internal'>,
   message: string,
 ): PlatformError {
-  const failure = PlatformError.fromUnknown(error);
+  // What the operator's extension said is the reason, whatever failed while it was undone.
+  const failure = findHookFailure(error) ?? PlatformError.fromUnknown(error);
   return SHOWN_FAILURES.has(failure.code) ? failure : new PlatformError(code, message, { cause: failure });
 }
 

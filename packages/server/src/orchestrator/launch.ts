@@ -8,7 +8,15 @@ import {
   type SandboxRecord,
 } from '@agentenv/core';
 import type { EnvdOptions, EnvdService } from '@agentenv/envd';
-import type { Backend, LaunchPlan, RunningSandbox, RuntimeEnd, StoredSnapshot } from '@agentenv/runtime';
+import type {
+  Backend,
+  LaunchPlan,
+  RootFilesystem,
+  RunningSandbox,
+  RuntimeEnd,
+  StoredSnapshot,
+} from '@agentenv/runtime';
+import type { SandboxHooks } from '../hooks/sandbox-hooks.ts';
 import type { StageMetrics } from '../observability/metrics.ts';
 import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
 import type { OrchestratorConfig } from './config.ts';
@@ -20,7 +28,8 @@ import { createSocketGroup } from './socket-group.ts';
 import { createStages } from './stages.ts';
 
 export interface LaunchDependencies {
-  readonly backend: Pick<Backend, 'restore'>;
+  readonly backend: Pick<Backend, 'create' | 'restore'>;
+  readonly hooks: Pick<SandboxHooks, 'callsFor'>;
   readonly keeper: RecordKeeper;
   readonly table: SandboxTable;
   readonly deadlines: DeadlineQueue;
@@ -39,10 +48,15 @@ export interface LaunchDependencies {
 /** Longest orderly end of a guest API service, milliseconds; the engine must not have to wait for it. */
 const ENVD_END_TIMEOUT_MS = 1_000;
 
+/** What a generation starts from: a capture, or an image that has to boot. */
+export type LaunchSource =
+  | { readonly kind: 'capture'; readonly snapshot: StoredSnapshot }
+  | { readonly kind: 'image'; readonly rootfs: RootFilesystem };
+
 export interface LaunchRequest {
   /** For the figures of its stages. */
-  readonly operation: 'create_warm' | 'fork' | 'resume';
-  readonly snapshot: StoredSnapshot;
+  readonly operation: 'create_warm' | 'create_cold' | 'fork' | 'resume';
+  readonly source: LaunchSource;
   /** With the id and the key of the new generation; written before the engine is started. */
   readonly record: SandboxRecord;
   /** How long it may run from the moment it is ready, seconds. */
@@ -62,6 +76,7 @@ export function createLaunch(deps: LaunchDependencies): Launch {
 
   function startEngine(entry: SandboxEntry, request: LaunchRequest, signal: AbortSignal): Promise<RunningSandbox> {
     const { record } = entry;
+    const { source } = request;
     const engine = createEngineStart(clock, {
       timeoutMs: request.operation === 'resume' ? config.resumeTimeoutMs : config.createTimeoutMs,
       graceMs: config.killGraceMs,
@@ -76,9 +91,14 @@ export function createLaunch(deps: LaunchDependencies): Launch {
       network: record.network,
       channelKey: Uint8Array.fromHex(record.channelKey),
       hostname: record.id,
+      ...deps.hooks.callsFor(record, source.kind === 'image' ? 'fresh' : 'resume'),
       ...(request.identity === undefined ? {} : { identity: request.identity }),
     };
-    return engine.run((aborted) => deps.backend.restore(request.snapshot, plan, aborted));
+    return engine.run((aborted) =>
+      source.kind === 'image'
+        ? deps.backend.create(source.rootfs, plan, aborted)
+        : deps.backend.restore(source.snapshot, plan, aborted),
+    );
   }
 
   /** Tells of the end of this generation as long as it is the sandbox's; the answer knows whether it has ended. */

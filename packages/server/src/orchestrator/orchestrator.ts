@@ -1,6 +1,15 @@
 import type { Agent } from '@agentenv/agent';
-import type { NetworkPolicy, PlatformError, SandboxRecord, SnapshotRecord, TimeoutAction } from '@agentenv/core';
+import type {
+  ExtensionParams,
+  NetworkPolicy,
+  PlatformError,
+  Resources,
+  SandboxRecord,
+  SnapshotRecord,
+  TimeoutAction,
+} from '@agentenv/core';
 import type { EnvdService } from '@agentenv/envd';
+import type { RootFilesystem } from '@agentenv/runtime';
 
 /** A create request after validation: defaults applied, unknown fields gone. */
 export interface CreateSandbox {
@@ -13,6 +22,16 @@ export interface CreateSandbox {
   readonly network: NetworkPolicy;
   readonly metadata: Readonly<Record<string, string>>;
   readonly envVars: Readonly<Record<string, string>>;
+  /** undefined: those of the snapshot it is made of. */
+  readonly customExtensionParams: ExtensionParams | undefined;
+}
+
+/** A sandbox that boots an image instead of going on from a capture. */
+export interface CreateColdSandbox extends Omit<CreateSandbox, 'template'> {
+  /** What clients call the image; shown as the template's id. */
+  readonly image: string;
+  readonly rootfs: RootFilesystem;
+  readonly resources: Resources;
 }
 
 /** A fork request after validation. */
@@ -68,6 +87,12 @@ export interface SocketGroup {
 /** The lifecycle of every sandbox on this host. Errors are PlatformErrors. Work survives the caller's disconnect. */
 export interface Orchestrator extends AsyncDisposable {
   create(request: CreateSandbox): Promise<SandboxRecord>;
+  createCold(request: CreateColdSandbox): Promise<SandboxRecord>;
+  /**
+   * Lets the custom extension change the parameters kept for it; resolves with the new ones. `conflict` unless it runs, and
+   * when it stopped running meanwhile.
+   */
+  patchParams(id: string, patch: ExtensionParams): Promise<ExtensionParams>;
   /** Captures it with its memory and stops it. Joins a pause that is under way; a paused one is a `conflict`. */
   pause(id: string): Promise<void>;
   /** Lets a paused one go on for so long; joins a resume that is under way; a running one is a `conflict`. */

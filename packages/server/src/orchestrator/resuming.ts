@@ -77,7 +77,8 @@ export function createResuming(deps: ResumingDependencies): Resuming {
       channelKey: newChannelKey(deps.rng),
       runtime: undefined,
     };
-    const plan = { operation: 'resume', snapshot, record: resuming, timeoutSeconds, identity: 'kept' } as const;
+    const source = { kind: 'capture', snapshot } as const;
+    const plan = { operation: 'resume', source, record: resuming, timeoutSeconds, identity: 'kept' } as const;
     const running = await deps.launch(entry, plan, signal);
     reservation.settle();
     return running;

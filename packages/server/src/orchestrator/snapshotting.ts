@@ -39,12 +39,12 @@ export function createSnapshotting(deps: SnapshottingDependencies): Snapshotting
     name: SnapshotName | undefined,
   ): Promise<SnapshotRecord> {
     const { id: sandboxId, templateId, buildId, resources, envdVersion } = source;
-    const { envVars, defaultUser, defaultWorkdir } = source;
+    const { envVars, defaultUser, defaultWorkdir, customExtensionParams } = source;
     try {
       const record = await snapshots.publish(draft, name, {
         ...{ sandboxId, resources, envdVersion },
         origin: { templateId, buildId },
-        context: { envVars, defaultUser, defaultWorkdir },
+        context: { envVars, defaultUser, defaultWorkdir, customExtensionParams },
       });
       const { tags } = record;
       log.info(

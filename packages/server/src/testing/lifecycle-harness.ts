@@ -23,6 +23,7 @@ import {
   type SnapshotRepository,
 } from '@agentenv/storage';
 import { createMemoryDisk, type MemoryDisk, openMemoryCaptures, openMemoryLedger } from '@agentenv/storage/testing';
+import { createSandboxHooks } from '../hooks/sandbox-hooks.ts';
 import { createMetrics } from '../observability/metrics.ts';
 import { createSandboxLogs, DEFAULT_SANDBOX_LOG_LIMITS, type SandboxLogs } from '../observability/sandbox-logs.ts';
 import {
@@ -52,6 +53,7 @@ export const CREATE_BASE: CreateSandbox = {
   network: DEFAULT_NETWORK_POLICY,
   metadata: {},
   envVars: {},
+  customExtensionParams: undefined,
 };
 
 export const LIST_ALL: ListFilter = {
@@ -189,6 +191,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     captures,
     snapshots,
     templates,
+    hooks: createSandboxHooks({ client: undefined, log }),
     createEnvd:
       options.createEnvd ??
       ((envd) => ({

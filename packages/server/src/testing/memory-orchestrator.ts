@@ -89,6 +89,26 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
       index.put(sandbox);
       return sandbox;
     },
+    async createCold(request) {
+      record('createCold', request);
+      const { timeoutSeconds, secure, network, metadata, resources } = request;
+      const sandbox = sandboxRecord({
+        id: createSandboxId(deps.rng),
+        timeoutSeconds,
+        secure,
+        network,
+        metadata,
+        resources,
+      });
+      index.put(sandbox);
+      return sandbox;
+    },
+    async patchParams(id, patch) {
+      record('patchParams', id, patch);
+      const customExtensionParams = { ...get(id).customExtensionParams, ...patch };
+      index.put({ ...get(id), customExtensionParams });
+      return customExtensionParams;
+    },
     async pause(id) {
       record('pause', id);
       index.put({ ...get(id), state: 'paused' });
@@ -117,6 +137,7 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
       record('snapshot', id, text);
       const name = text === undefined ? undefined : parseSnapshotName(text, NAMESPACE);
       const { templateId, buildId, resources, envdVersion, backend, envVars, defaultUser, defaultWorkdir } = get(id);
+      const { customExtensionParams } = get(id);
       const clock = { now: deps.now, monotonic: deps.now, timer: () => ({ [Symbol.dispose]() {} }) };
       const [published, ...changed] = snapshots.claim(
         {
@@ -124,7 +145,7 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
           templateId: createTemplateId(deps.rng),
           ...{ name: undefined, tags: [], createdAt: deps.now(), sandboxId: get(id).id },
           ...{ origin: { templateId, buildId }, backend, manifestDigest: '', resources, envdVersion },
-          context: { envVars, defaultUser, defaultWorkdir },
+          context: { envVars, defaultUser, defaultWorkdir, customExtensionParams },
           ...{ spawnCount: 0, lastSpawnedAt: undefined },
         },
         name,

@@ -30,7 +30,10 @@ const template: TemplateRecord = {
 
 const snapshot = snapshotRecord({
   tags: ['default', 'v1'],
-  context: { envVars: { A: 'ü' }, defaultUser: 'user', defaultWorkdir: undefined },
+  context: {
+    ...{ envVars: { A: 'ü' }, defaultUser: 'user', defaultWorkdir: undefined },
+    customExtensionParams: { a: [1, { b: null }] },
+  },
 });
 
 /** What every ledger has to do, on whatever it writes to. */

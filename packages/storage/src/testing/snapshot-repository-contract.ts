@@ -59,7 +59,7 @@ const FACTS: SnapshotFacts = {
   origin: { templateId: 'i0000000000000000base' as TemplateId, buildId: undefined },
   resources: { vcpus: 2, memoryMB: 1024, diskSizeMB: 10_240 },
   envdVersion: '0.6.13',
-  context: { envVars: { A: '1' }, defaultUser: 'user', defaultWorkdir: '/srv' },
+  context: { envVars: { A: '1' }, defaultUser: 'user', defaultWorkdir: '/srv', customExtensionParams: { a: 1 } },
 };
 
 /** Wraps every asynchronous method of `target` with a hook. */

@@ -1,0 +1,1 @@
+export type { components, operations } from './generated/custom-extension.ts';

@@ -1,7 +1,6 @@
 import {
   type Admission,
   type Clock,
-  callWithin,
   createKeyedQueue,
   createUndoStack,
   type Log,
@@ -21,7 +20,6 @@ import type { StageMetrics } from '../observability/metrics.ts';
 import type { SandboxLogs } from '../observability/sandbox-logs.ts';
 import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
 import type { TemplateCatalogue } from '../templates/template-catalogue.ts';
-import { mapBounded } from './bounded-map.ts';
 import type { OrchestratorConfig } from './config.ts';
 import { createCreation } from './creation.ts';
 import { createDeadlineChanges } from './deadline-changes.ts';
@@ -45,6 +43,7 @@ import { requireDuration } from './requirements.ts';
 import { createResuming } from './resuming.ts';
 import { createSandboxAccess, sandboxNotFound } from './sandbox-access.ts';
 import { type Allocation, createSandboxTable, type SandboxEntry } from './sandbox-table.ts';
+import { createShutdown, shuttingDown } from './shutdown.ts';
 import { createSnapshotting } from './snapshotting.ts';
 
 /** The tokens of a sandbox, derived from the managed seed (agentenv.md section 14). */
@@ -91,9 +90,6 @@ export interface OwnedOrchestrator extends Orchestrator {
 }
 
 const killedError = (): PlatformError => new PlatformError('killed', 'sandbox was killed');
-const shuttingDown = (): PlatformError =>
-  new PlatformError('unavailable', 'the server is shutting down', { retryAfterSeconds: 5 });
-
 /** Under a snapshot or a fork a sandbox runs on (contract/README, "sandbox under snapshot or fork"). */
 function takesRequests(state: SandboxState): boolean {
   return state === 'running' || state === 'snapshotting' || state === 'forking';
@@ -200,6 +196,10 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   const forking = createForking({ ...deps, liveCapture, creation, refuseWhileClosing });
   const snapshotting = createSnapshotting({ ...deps, table, liveCapture, refuseWhileClosing });
   const patchParams = createParamsPatching({ ...deps, access, queue, keeper, table });
+  const leaveAll = createShutdown({
+    ...{ table, queue, pausing, resuming, ending, clock, log, config },
+    background: [forking, snapshotting],
+  });
   let closing: Promise<void> | undefined;
 
   function accessToken(record: SandboxRecord): string | undefined {
@@ -284,38 +284,8 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     await ending.end(entry, { event: 'kill', reason: 'deleted', detail, error: killedError() });
   }
 
-  /** Ends what runs; what is paused stays, and what is on its way from or to there is paused as well. */
-  async function leave(entry: SandboxEntry): Promise<void> {
-    const { id } = entry.record;
-    if (entry.record.state === 'resuming') {
-      await queue.preempt(id, 'shutdown', shuttingDown(), (signal) => resuming.rollBack(entry, signal));
-    } else if (entry.record.state === 'pausing' || entry.record.state === 'paused') {
-      await queue.run(id, 'shutdown', async () => undefined);
-    }
-    if (entry.record.state === 'paused') return;
-    const detail = 'the server is shutting down';
-    await ending.end(entry, { event: 'kill', reason: 'shutdown', detail, error: shuttingDown() });
-  }
-
   async function shutDown(): Promise<void> {
-    const entries = table.all();
-    try {
-      await callWithin(
-        clock,
-        { what: 'the end of all sandboxes', timeoutMs: config.shutdownTimeoutMs, graceMs: 0 },
-        async () => {
-          await mapBounded(entries, config.shutdownConcurrency, leave);
-          await Promise.all([forking.settled(), snapshotting.settled()]);
-        },
-      );
-    } catch (error) {
-      log.error({ err: error }, 'the sandboxes did not end in time');
-    }
-    const left = table.all().filter(({ record, held }) => record.state !== 'paused' || held.size > 0);
-    if (left.length > 0) {
-      const ids = left.map((entry) => entry.record.id);
-      log.error({ sandboxIds: ids }, 'sandboxes could not be ended; the next start cleans them up');
-    }
+    await leaveAll();
     heldRelease[Symbol.dispose]();
     deadlines[Symbol.dispose]();
     ending[Symbol.dispose]();

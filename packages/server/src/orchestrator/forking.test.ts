@@ -145,7 +145,7 @@ describe('fork', () => {
     });
   });
 
-  test('a server that shuts down starts no child any more and leaves nothing', async () => {
+  test('a server that shuts down starts no child any more and pauses the source', async () => {
     const harness = await startLifecycle({ config: { forkConcurrency: 1 } });
     const id = await source(harness);
     const start = harness.world.faults.next('start', { kind: 'hang' });
@@ -154,7 +154,9 @@ describe('fork', () => {
     await harness.orchestrator[Symbol.asyncDispose]();
     const results = await forking;
     expect(results).toMatchObject([{ error: { code: 'unavailable' } }, { error: { code: 'unavailable' } }]);
-    expect(harness.leftovers()).toEqual({});
+    expect(harness.stored()).toMatchObject([{ id, state: 'paused' }]);
+    expect(harness.disk.captures.size).toBe(1);
+    expect(harness.world.machines.size).toBe(0);
     await expect(harness.orchestrator.fork(id, FORK_TWO)).rejects.toMatchObject({ code: 'unavailable' });
     expect(await harness.timersLeft()).toBe(0);
   });

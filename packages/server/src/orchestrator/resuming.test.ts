@@ -257,12 +257,12 @@ describe('a resume that fails', () => {
 });
 
 describe('shutdown', () => {
-  test('keeps what is paused, waits for a pause under way and rolls a resume back', async () => {
+  test('keeps what is paused, pauses what runs, waits for a pause under way and rolls a resume back', async () => {
     const harness = await startLifecycle();
     const still = await paused(harness);
     const resuming = await paused(harness);
     const { id: pausing } = await harness.orchestrator.create(CREATE_BASE);
-    await harness.orchestrator.create(CREATE_BASE);
+    const { id: running } = await harness.orchestrator.create(CREATE_BASE);
     const start = harness.world.faults.next('start', { kind: 'hang' });
     const resumed = failure(harness.orchestrator.resume(resuming, 10));
     await start.hit;
@@ -276,9 +276,9 @@ describe('shutdown', () => {
     await over;
     expect(harness.world.machines.size).toBe(0);
     expect(new Map(harness.stored().map(({ id, state }) => [id, state]))).toEqual(
-      new Map([still, resuming, pausing].map((id) => [id, 'paused'])),
+      new Map([still, resuming, pausing, running].map((id) => [id, 'paused'])),
     );
-    expect(harness.disk.captures.size).toBe(3);
+    expect(harness.disk.captures.size).toBe(4);
     expect(harness.log.find('error', '')).toEqual([]);
 
     const next = await startLifecycle({ world: harness.world, disk: harness.disk, seed: 2 });
@@ -287,8 +287,8 @@ describe('shutdown', () => {
         .list(LIST_ALL)
         .sandboxes.map(({ id }) => id)
         .sort(),
-    ).toEqual([still, resuming, pausing].sort());
-    for (const id of [still, resuming, pausing]) {
+    ).toEqual([still, resuming, pausing, running].sort());
+    for (const id of [still, resuming, pausing, running]) {
       expect((await next.orchestrator.connect(id, 10)).resumed).toBe(true);
       await next.orchestrator.kill(id, 'test');
     }

@@ -1,8 +1,16 @@
 import { describe, expect, test } from 'vitest';
-import { CREATE_BASE, startLifecycle } from '../testing/lifecycle-harness.ts';
+import { CREATE_BASE, type LifecycleHarness, startLifecycle } from '../testing/lifecycle-harness.ts';
+
+/** On disk and nowhere else. */
+function expectPaused(harness: LifecycleHarness, count: number): void {
+  expect(harness.stored().map(({ state }) => state)).toEqual(Array.from({ length: count }, () => 'paused'));
+  expect(harness.disk.captures.size).toBe(count);
+  expect(harness.world.machines.size).toBe(0);
+  expect(harness.admission.status().sandboxes).toBe(0);
+}
 
 describe('shutdown', () => {
-  test('ends every sandbox, refuses new operations and leaves nothing, however often it is asked', async () => {
+  test('pauses every sandbox and refuses new operations, however often it is asked; the next start goes on with them', async () => {
     const harness = await startLifecycle();
     const { orchestrator } = harness;
     const records = await Promise.all(Array.from({ length: 12 }, () => orchestrator.create(CREATE_BASE)));
@@ -18,12 +26,31 @@ describe('shutdown', () => {
     }
     expect(orchestrator[Symbol.asyncDispose]()).toBe(first);
     await first;
-    expect(harness.leftovers()).toEqual({});
-    expect(harness.counted.filter((call) => call === 'ended:shutdown')).toHaveLength(12);
+    expectPaused(harness, 12);
     expect(harness.envdEnds).toHaveLength(12);
     await orchestrator[Symbol.asyncDispose]();
     await harness.registry[Symbol.asyncDispose]();
     expect(await harness.timersLeft()).toBe(0);
+
+    const next = await startLifecycle({ world: harness.world, disk: harness.disk, seed: 2 });
+    for (const record of records) expect((await next.orchestrator.connect(record.id, 10)).resumed).toBe(true);
+    expect(next.world.machines.size).toBe(12);
+  });
+
+  test('tries a pause that fails three times, and ends what still cannot be paused', async () => {
+    const harness = await startLifecycle();
+    const twice = await harness.orchestrator.create(CREATE_BASE);
+    for (let attempt = 0; attempt < 2; attempt++) harness.world.faults.next('capture', { kind: 'fail' });
+    await harness.orchestrator[Symbol.asyncDispose]();
+    expectPaused(harness, 1);
+
+    const next = await startLifecycle({ world: harness.world, disk: harness.disk, seed: 2 });
+    await next.orchestrator.connect(twice.id, 10);
+    for (let attempt = 0; attempt < 3; attempt++) next.world.faults.next('capture', { kind: 'fail' });
+    await next.orchestrator[Symbol.asyncDispose]();
+    expect(next.leftovers()).toEqual({});
+    expect(next.counted.filter((call) => call === 'ended:shutdown')).toHaveLength(1);
+    expect(next.log.find('error', 'could not be paused')).toHaveLength(3);
   });
 
   test.each(['start', 'activate'] as const)('cuts off a launch that is at %s and undoes it', async (point) => {
@@ -62,23 +89,23 @@ describe('shutdown', () => {
     await harness.clock.advance(30_000);
     await ending;
     expect(harness.world.machines.size).toBe(1);
-    expect(harness.log.find('error', 'could not be ended')).toMatchObject([{ fields: { sandboxIds: [id] } }]);
-    expect(harness.stored().map((record) => record.id)).toEqual([id]);
+    expect(harness.log.find('error', 'could not be paused')).toMatchObject([{ fields: { sandboxIds: [id] } }]);
+    expect(harness.stored().map(({ state }) => state)).toEqual(['paused', 'paused']);
     await harness.registry[Symbol.asyncDispose]();
     expect(await harness.timersLeft()).toBe(0);
   });
 
-  test('ends at most as many at a time as configured', async () => {
+  test('pauses at most as many at a time as configured', async () => {
     const harness = await startLifecycle({ config: { shutdownConcurrency: 3 } });
     await Promise.all(Array.from({ length: 9 }, () => harness.orchestrator.create(CREATE_BASE)));
-    const stops = Array.from({ length: 9 }, () => harness.world.faults.next('stop', { kind: 'hang' }));
+    const captures = Array.from({ length: 9 }, () => harness.world.faults.next('capture', { kind: 'hang' }));
     const ending = harness.orchestrator[Symbol.asyncDispose]();
     for (let released = 0; released < 9; released++) {
       await harness.clock.advance(0);
-      expect(harness.orchestrator.status().sandboxes.killing).toBe(Math.min(3, 9 - released));
-      stops[released]?.release();
+      expect(harness.orchestrator.status().sandboxes.pausing).toBe(Math.min(3, 9 - released));
+      captures[released]?.release();
     }
     await ending;
-    expect(harness.leftovers()).toEqual({});
+    expectPaused(harness, 9);
   });
 });

@@ -1,0 +1,77 @@
+import { type Clock, callWithin, type KeyedQueue, type Log, PlatformError } from '@agentenv/core';
+import { mapBounded } from './bounded-map.ts';
+import type { OrchestratorConfig } from './config.ts';
+import type { Ending } from './ending.ts';
+import type { Pausing } from './pausing.ts';
+import type { Resuming } from './resuming.ts';
+import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
+
+/**
+ * What becomes of the sandboxes when the server is stopped in order: what runs is paused, what is on its way from or to a
+ * pause is paused as well, and what has not run yet ends. Never rejects; what it could not do is an error in the log.
+ */
+export type Shutdown = () => Promise<void>;
+
+export interface ShutdownDependencies {
+  readonly table: SandboxTable;
+  readonly queue: KeyedQueue;
+  readonly pausing: Pausing;
+  readonly resuming: Pick<Resuming, 'rollBack'>;
+  readonly ending: Ending;
+  /** What goes on behind the queues of the sandboxes: forks, publications. */
+  readonly background: readonly { settled(): Promise<void> }[];
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly config: Pick<OrchestratorConfig, 'shutdownTimeoutMs' | 'shutdownConcurrency'>;
+}
+
+/** How often a pause that fails is tried again (agentenv.md section 6). */
+const PASSES = 3;
+
+export const shuttingDown = (): PlatformError =>
+  new PlatformError('unavailable', 'the server is shutting down', { retryAfterSeconds: 5 });
+
+export function createShutdown(deps: ShutdownDependencies): Shutdown {
+  const { clock, config, log, queue, table } = deps;
+
+  /** After what is under way; true: it is paused or gone. */
+  async function pause(entry: SandboxEntry): Promise<boolean> {
+    const { id } = entry.record;
+    try {
+      if (entry.record.state === 'resuming') {
+        await queue.preempt(id, 'shutdown', shuttingDown(), (signal) => deps.resuming.rollBack(entry, signal));
+      }
+      await queue.run(id, 'shutdown', async (signal) => {
+        if (entry.record.state === 'running' && table.get(id) === entry) await deps.pausing(entry, signal);
+      });
+    } catch {
+      // Logged and counted where it failed.
+    }
+    return table.get(id) !== entry || entry.record.state === 'paused';
+  }
+
+  async function leave(entry: SandboxEntry): Promise<void> {
+    if (entry.record.state !== 'creating' && entry.record.state !== 'killing') {
+      for (let pass = 0; pass < PASSES; pass++) if (await pause(entry)) return;
+    }
+    const detail = 'the server is shutting down';
+    await deps.ending.end(entry, { event: 'kill', reason: 'shutdown', detail, error: shuttingDown() });
+  }
+
+  return async () => {
+    const bounds = { what: 'the pause of all sandboxes', timeoutMs: config.shutdownTimeoutMs, graceMs: 0 };
+    try {
+      await callWithin(clock, bounds, async () => {
+        await mapBounded(table.all(), config.shutdownConcurrency, leave);
+        await Promise.all(deps.background.map((work) => work.settled()));
+      });
+    } catch (error) {
+      log.error({ err: error }, 'the sandboxes were not paused in time');
+    }
+    const left = table.all().filter(({ record, held }) => record.state !== 'paused' || held.size > 0);
+    if (left.length > 0) {
+      const ids = left.map((entry) => entry.record.id);
+      log.error({ sandboxIds: ids }, 'sandboxes could not be paused; the next start looks after them');
+    }
+  };
+}

@@ -116,13 +116,20 @@ describe('start and stop', () => {
     expect((await fetch(`${server.url}/health`)).status).toBe(204);
   });
 
-  it('SIGTERM ends every sandbox, exits 0 and leaves nothing behind', { timeout: 200_000 }, async () => {
+  it('SIGTERM pauses every sandbox, exits 0 and leaves nothing running; the next start goes on with them', {
+    timeout: 200_000,
+  }, async () => {
     await using own = await startServer();
-    await Sandbox.create('base', { ...own.sdk, timeoutMs: 600_000 });
+    const { sandboxId, commands } = await Sandbox.create('base', { ...own.sdk, timeoutMs: 600_000 });
+    const { pid } = await commands.run('exec sleep infinity', { background: true, timeoutMs: 0 });
     expect(engines(own).length).toBeGreaterThan(0);
     expect(await own.stop()).toBe(0);
     expect(engines(own)).toEqual([]);
     expect(existsSync(own.runtime) ? readdirSync(own.runtime) : []).toEqual([]);
-    expect(ledgerIds(own)).toEqual([]);
+    expect(ledgerIds(own)).toEqual([sandboxId]);
+    await own.restart();
+    const same = await Sandbox.connect(sandboxId, own.sdk);
+    expect((await same.commands.list()).map((process) => process.pid)).toEqual([pid]);
+    await same.kill();
   });
 });

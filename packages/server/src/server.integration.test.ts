@@ -225,7 +225,7 @@ describe('a server on the fake backend', () => {
 });
 
 describe('the life of a server', () => {
-  it('ends by SIGTERM: streams are reset, sandboxes gone, nothing left', { timeout: 90_000 }, async () => {
+  it('ends by SIGTERM: streams are reset, what ran is paused, nothing else is left', { timeout: 90_000 }, async () => {
     const scratch = await mkdtemp(join(tmpdir(), 'aenv-server-'));
     try {
       await using server = await startServerProcess({ scratch });
@@ -241,8 +241,12 @@ describe('the life of a server', () => {
       expect((await readdir(scratch)).toSorted()).toEqual(['config.toml', 'home']);
 
       await using again = await startServerProcess({ scratch });
-      const response = await fetch(`${await again.ready()}/v2/sandboxes`, { headers: { 'x-api-key': apiKey } });
-      expect(await response.json()).toEqual([]);
+      const connection = { apiKey, apiUrl: await again.ready(), sandboxUrl: await again.ready() };
+      const listed = await CurrentSandbox.list(connection).nextItems();
+      expect(listed.map(({ sandboxId, state }) => [sandboxId, state])).toEqual([[sandbox.sandboxId, 'paused']]);
+      const same = await CurrentSandbox.connect(sandbox.sandboxId, connection);
+      expect((await same.commands.list()).map(({ pid }) => pid)).toEqual([command.pid]);
+      expect(await same.kill()).toBe(true);
       expect(await again.end('SIGINT')).toBe(0);
     } finally {
       await rm(scratch, { recursive: true, force: true });
@@ -260,7 +264,6 @@ describe('the life of a server', () => {
         const url = await server.ready();
         const connection = { apiKey: KEY, apiUrl: url, sandboxUrl: url };
         const sandbox = await CurrentSandbox.create('base', connection);
-        await CurrentSandbox.create('base', connection);
         const { sandboxId } = sandbox;
         await sandbox.files.write('note.txt', 'kept');
         const { pid } = await sandbox.commands.run('sleep 600', { background: true, timeoutMs: 0 });

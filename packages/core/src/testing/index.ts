@@ -1,4 +1,5 @@
 export * from './fake-clock.ts';
+export * from './lifecycle-model.ts';
 export * from './real-clock.ts';
 export * from './recording-log.ts';
 export * from './sandbox-record.ts';

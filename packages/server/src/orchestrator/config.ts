@@ -52,7 +52,7 @@ export const DEFAULT_ORCHESTRATOR_CONFIG: Omit<OrchestratorConfig, 'envdVersion'
   maxWaitingPerSandbox: 256,
   autoEvictIntervalMs: 1_000,
   pauseFailure: 'keep',
-  shutdownTimeoutMs: 30_000,
+  shutdownTimeoutMs: 60_000,
   forkConcurrency: 8,
   shutdownConcurrency: 8,
   reconcileTimeoutMs: 60_000,

@@ -45,7 +45,9 @@ export async function startServerProcess(options: ServerProcessOptions = {}): Pr
       options.config ?? 'backend = "fake"',
     ].join('\n'),
   );
-  const child = spawn(process.execPath, [MAIN, ...(options.arguments ?? ['--config', config])], {
+  // The young generation a server is started with.
+  const program = ['--max-semi-space-size=2', MAIN, ...(options.arguments ?? ['--config', config])];
+  const child = spawn(process.execPath, program, {
     env: { PATH: process.env.PATH ?? '', ...options.environment },
     stdio: ['ignore', 'pipe', 'pipe'],
   });

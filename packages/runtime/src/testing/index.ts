@@ -4,4 +4,5 @@ export * from './fake-internet.ts';
 export * from './fake-internet.ts';
 export * from './harness.ts';
 export * from './namespace-program.ts';
+export * from './qemu-world.ts';
 export * from './slot-guest.ts';

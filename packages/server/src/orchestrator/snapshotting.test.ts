@@ -359,6 +359,20 @@ describe('deleting', () => {
     await creating;
   });
 
+  test('is refused for a sandbox that a former server paused', async () => {
+    const world = createFakeWorld({ clock: createFakeClock() });
+    const disk = createMemoryDisk();
+    const former = await startLifecycle({ world, disk });
+    await former.orchestrator.snapshot(await running(former), 'data');
+    const child = await running(former, { template: 'data' });
+    await former.orchestrator.pause(child);
+    const next = await startLifecycle({ world, disk, seed: 2 });
+    await expect(next.orchestrator.deleteTemplate('data')).rejects.toMatchObject({ code: 'invalid_argument' });
+    await next.orchestrator.kill(child, 'test');
+    await next.orchestrator.deleteTemplate('data');
+    expect(next.leftovers()).toEqual({});
+  });
+
   test('one build leaves the others; derived snapshots never stand in the way', async () => {
     const harness = await startLifecycle();
     const { orchestrator, world } = harness;

@@ -2,7 +2,7 @@ import { PlatformError, type SandboxId } from '@agentenv/core';
 import { sandboxRecord } from '@agentenv/core/testing';
 import type { HTTPMethods } from 'fastify';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { createTestApp, TEST_API_KEY, type TestApp } from '../testing/app.ts';
+import { createTestApp, TEST_API_KEY, TEST_TEMPLATE, type TestApp } from '../testing/app.ts';
 import { loadControlPlane } from './document.ts';
 
 const operations = loadControlPlane();
@@ -200,6 +200,24 @@ describe('templates', () => {
       lastSpawnedAt: null,
       builds: [{ buildID: template.buildID, status: 'ready', cpuCount: 2 }],
     });
+  });
+
+  it('shows the builds of one, newest first, in pages', async () => {
+    const builds = [1, 2, 3].map((number) => ({
+      ...TEST_TEMPLATE,
+      buildId: `019b76da-a800-7000-8000-00000000000${number}`,
+      createdAt: Date.UTC(2026, 0, Math.ceil(number / 2)),
+    }));
+    await using built = await createTestApp({ templates: [{ ...TEST_TEMPLATE, builds }] });
+    const get = (url: string) => built.app.inject({ method: 'GET', url, headers: { 'x-api-key': TEST_API_KEY } });
+    const ids = (response: Awaited<ReturnType<typeof get>>) =>
+      response.json().builds.map(({ buildID }: { buildID: string }) => buildID.at(-1));
+    const first = await get('/templates/base?limit=2');
+    expect(ids(first)).toEqual(['3', '1']);
+    const second = await get(`/templates/base?limit=2&nextToken=${first.headers['x-next-token']}`);
+    expect(ids(second)).toEqual(['2']);
+    expect(second.headers).not.toHaveProperty('x-next-token');
+    expect((await get('/templates')).json()).toMatchObject([{ templateID: TEST_TEMPLATE.id, buildCount: 3 }]);
   });
 
   it('pages the v2 list', async () => {

@@ -74,7 +74,8 @@ export const TEST_NODE = {
 export async function createTestApp(
   options: {
     readonly domains?: readonly string[];
-    readonly templates?: readonly TemplateRecord[];
+    /** One without builds is its own only one. */
+    readonly templates?: readonly (TemplateRecord & { readonly builds?: readonly TemplateRecord[] })[];
     readonly clock?: Clock;
     readonly autoPause?: boolean;
     readonly isReady?: () => boolean;
@@ -86,7 +87,7 @@ export async function createTestApp(
   const clock = options.clock ?? createFakeClock();
   const orchestrator = createMemoryOrchestrator({ rng: createSeededRandom(1), now: () => clock.now() });
   const metrics = createMetrics();
-  const templates = (options.templates ?? [TEST_TEMPLATE]).map((template) => ({ ...template, builds: [template] }));
+  const templates = (options.templates ?? [TEST_TEMPLATE]).map((template) => ({ builds: [template], ...template }));
   const log = createRecordingLog();
   const contexts = createRequestContexts(createSeededRandom(2));
   const sandboxLogs = createSandboxLogs({ clock, limits: { ...DEFAULT_SANDBOX_LOG_LIMITS, retentionMs: 60_000 } });

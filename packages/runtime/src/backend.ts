@@ -116,7 +116,7 @@ export interface RunningSandbox extends AsyncDisposable {
    */
   snapshot(directory: string, signal?: AbortSignal): Promise<CapturedSnapshot>;
   /** One atomic replacement of the egress rules; the old ones stay on failure. */
-  applyNetwork(policy: NetworkPolicy): Promise<void>;
+  applyNetwork(policy: NetworkPolicy, signal?: AbortSignal): Promise<void>;
   /** Ends it: never waits for the guest, SIGKILL at once. Idempotent; resolves when every resource is gone. */
   stop(): Promise<void>;
 }

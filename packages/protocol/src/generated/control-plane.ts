@@ -496,7 +496,10 @@ export interface paths {
             readonly cookie?: never;
         };
         readonly get?: never;
-        /** Replace the egress rules of a sandbox. */
+        /**
+         * Replace the egress rules of a sandbox.
+         * @description What is left out gets its default, so an empty body clears the rules. Applies to new connections at once, all of it or, on any failure, nothing; connections that are open stay. Only a running sandbox; 409 otherwise.
+         */
         readonly put: operations["updateSandboxNetwork"];
         readonly post?: never;
         readonly delete?: never;
@@ -1025,6 +1028,21 @@ export interface components {
             readonly egressProxy?: components["schemas"]["UnsupportedObject"];
             readonly httpsPorts?: components["schemas"]["UnsupportedCollection"];
         } | null;
+        readonly NetworkUpdate: {
+            /** @description false denies everything that `allowOut` does not allow. */
+            readonly allow_internet_access?: boolean | null;
+            /** @description IP addresses and CIDR blocks that may be reached; wins over `denyOut`. */
+            readonly allowOut?: components["schemas"]["EgressRules"];
+            /** @description IP addresses and CIDR blocks that may not be reached. */
+            readonly denyOut?: components["schemas"]["EgressRules"];
+            /** @description Decided when a sandbox is created. */
+            readonly allowPublicTraffic?: boolean | null;
+            /** @description Decided when a sandbox is created. */
+            readonly maskRequestHost?: string | null;
+            readonly rules?: components["schemas"]["UnsupportedObject"];
+            readonly egressProxy?: components["schemas"]["UnsupportedObject"];
+            readonly httpsPorts?: components["schemas"]["UnsupportedCollection"];
+        };
         readonly EgressRules: readonly string[] | null;
         readonly UnsupportedObject: Record<string, never> | null;
         readonly UnsupportedCollection: readonly unknown[] | Record<string, never> | null;
@@ -2101,8 +2119,19 @@ export interface operations {
             };
             readonly cookie?: never;
         };
-        readonly requestBody?: never;
+        readonly requestBody?: {
+            readonly content: {
+                readonly "application/json": components["schemas"]["NetworkUpdate"];
+            };
+        };
         readonly responses: {
+            /** @description The new rules are in force. */
+            readonly 204: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content?: never;
+            };
             readonly default: components["responses"]["Error"];
         };
     };

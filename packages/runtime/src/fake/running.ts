@@ -93,9 +93,10 @@ export function createFakeRunning(deps: FakeRunningDeps): RunningSandbox {
       phase = 'running';
       guest.go();
     },
-    async applyNetwork(policy) {
+    async applyNetwork(policy, signal) {
       if (phase === 'ended') throw new PlatformError('sandbox_unavailable', 'the sandbox has ended');
       await world.faults.pass('network');
+      signal?.throwIfAborted();
       machine.policy = policy;
     },
     stop() {

@@ -9,12 +9,17 @@ import { gatewayRuleset, SLOT_LINK_PREFIX, slotRuleset, TAP, UPLINK_OF_SLOT } fr
 /** Milliseconds any one of these commands may take on a busy host. */
 const DEADLINE_MS = 15_000;
 
-/** Run in a fresh namespace, with forwarding on inside it and nowhere else. Links are stdin, the rules `$1`. */
+/**
+ * Run in a fresh namespace, with forwarding on inside it and nowhere else. Links are stdin, the rules `$1`. The kernel's
+ * limit of one ICMP error per second and peer would make a refused packet look like a lost one; they go to the guest alone.
+ */
 const SET_UP = `
 cd /proc/sys/net
 for key in accept_ra accept_dad autoconf; do echo 0 > ipv6/conf/default/$key; done
 echo 1 > ipv4/ip_forward
 echo 1 > ipv6/conf/all/forwarding
+echo 0 > ipv4/icmp_ratemask
+echo 0 > ipv6/icmp/ratelimit
 ip -batch -
 exec nft "$1"
 `;

@@ -79,6 +79,7 @@ export class SlotPool implements NetworkSlots {
 
   #handle(slot: Prepared): NetworkSlot {
     let released: Promise<void> | undefined;
+    let last: Promise<void> = Promise.resolve();
     return {
       index: slot.index,
       networkNamespacePath: slot.path,
@@ -86,9 +87,15 @@ export class SlotPool implements NetworkSlots {
       tap: TAP,
       uid: slot.uid,
       guest: GUEST_ADDRESSING,
-      applyPolicy: async (policy) => {
-        if (released !== undefined) throw new PlatformError('conflict', `slot ${slot.index} was released`);
-        await this.#deps.applyPolicy(slot, policy);
+      applyPolicy: (policy, signal) => {
+        const turn = last.then(async () => {
+          if (released !== undefined) throw new PlatformError('conflict', `slot ${slot.index} was released`);
+          signal?.throwIfAborted();
+          await this.#deps.applyPolicy(slot, policy, signal);
+        });
+        // The next one waits for the end of this one, whatever it was.
+        last = turn.catch(() => {});
+        return turn;
       },
       release: () => {
         released ??= this.#giveBack(slot).catch((error: unknown) => {

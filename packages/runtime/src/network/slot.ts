@@ -27,8 +27,8 @@ export interface NetworkSlot {
   /** Unprivileged uid and gid that own the tap and run the engine of this slot; unique per slot. */
   readonly uid: number;
   readonly guest: GuestAddressing;
-  /** One nft transaction; the old rules stay on failure. */
-  applyPolicy(policy: NetworkPolicy): Promise<void>;
+  /** One nft transaction; the old rules stay on failure. In the order of the calls. */
+  applyPolicy(policy: NetworkPolicy, signal?: AbortSignal): Promise<void>;
   /** Flushes user rules and conntrack state and gives the slot back to the pool; once only. */
   release(): Promise<void>;
 }

@@ -159,9 +159,9 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
       await goOn();
       phase = 'running';
     },
-    async applyNetwork(policy) {
+    async applyNetwork(policy, signal) {
       if (phase === 'ended') throw new PlatformError('sandbox_unavailable', 'the sandbox has ended');
-      await slot.applyPolicy(policy);
+      await slot.applyPolicy(policy, signal);
     },
     stop: () => finish({ reason: 'stopped', detail: 'stopped by the server' }),
     [Symbol.asyncDispose]: () => sandbox.stop(),

@@ -80,6 +80,16 @@ const EXAMPLES: Readonly<Record<BuiltOperationId, { good: InjectOptions[]; bad?:
     good: [{ url: `/sandboxes/${ID}/custom-extension-params`, payload: { a: { b: [1] } } }],
     bad: [{ url: `/sandboxes/${ID}/custom-extension-params`, payload: [1] as unknown as object }],
   },
+  updateSandboxNetwork: {
+    good: [
+      { url: `/sandboxes/${ID}/network` },
+      {
+        url: `/sandboxes/${ID}/network`,
+        payload: { allow_internet_access: false, allowOut: ['8.8.8.8'], denyOut: [] },
+      },
+    ],
+    bad: [{ url: `/sandboxes/${ID}/network`, payload: { denyOut: ['example.com'] } }],
+  },
   createSnapshot: {
     good: [{ url: `/sandboxes/${ID}/snapshots` }, { url: `/sandboxes/${ID}/snapshots`, payload: { name: 'data:v1' } }],
     bad: [{ url: `/sandboxes/${ID}/snapshots`, payload: { name: 'not a name' } }],

@@ -11,6 +11,7 @@ import {
   type TimeoutRules,
   toCreateSandbox,
   toCreateSandboxV2,
+  toEgressRules,
   toListFilter,
   toRunningFilter,
 } from './sandbox-requests.ts';
@@ -32,6 +33,7 @@ type SandboxHandlers = Pick<
   | 'refreshSandbox'
   | 'getCustomExtensionParams'
   | 'updateCustomExtensionParams'
+  | 'updateSandboxNetwork'
 >;
 
 export interface SandboxHandlerDependencies {
@@ -137,6 +139,11 @@ export function createSandboxHandlers({ orchestrator, timeouts, domain }: Sandbo
     refreshSandbox: async ({ path, body }) => {
       const seconds = body.duration ?? timeouts.defaultSeconds;
       await orchestrator.refresh(path.sandboxID, Math.max(MINIMUM_REFRESH_SECONDS, seconds));
+      return { status: 204 };
+    },
+
+    updateSandboxNetwork: async ({ path, body }) => {
+      await orchestrator.updateNetwork(path.sandboxID, toEgressRules(body, ''));
       return { status: 204 };
     },
   };

@@ -7,7 +7,7 @@ import {
   parseMetadataFilter,
 } from '@agentenv/core';
 import type { components } from '@agentenv/protocol/control-plane';
-import type { CreateSandbox, ListFilter } from '../orchestrator/orchestrator.ts';
+import type { CreateSandbox, EgressRules, ListFilter } from '../orchestrator/orchestrator.ts';
 import { isMaskRequestHost } from '../proxy/request-host.ts';
 import type { OperationInput } from './operations.ts';
 
@@ -99,16 +99,29 @@ export function checkTimeout(seconds: number, rules: TimeoutRules): number {
 
 function toNetworkPolicy(body: NewSandboxV2): NetworkPolicy {
   const { allowOut, denyOut, allowPublicTraffic, maskRequestHost } = body.network ?? {};
-  const domain = allowOut?.find(isDomain);
-  if (domain !== undefined) {
-    throw new PlatformError('unsupported_field', `not supported: network.allowOut with the domain '${domain}'`);
-  }
   return {
-    allowInternetAccess: body.allow_internet_access ?? undefined,
-    allowOut: canonicalRules(allowOut ?? [], 'network.allowOut'),
-    denyOut: canonicalRules(denyOut ?? [], 'network.denyOut'),
+    ...toEgressRules({ allow_internet_access: body.allow_internet_access, allowOut, denyOut }, 'network.'),
     allowPublicTraffic: allowPublicTraffic ?? true,
     maskRequestHost: toMaskRequestHost(maskRequestHost),
+  };
+}
+
+interface EgressFields {
+  readonly allow_internet_access?: boolean | null | undefined;
+  readonly allowOut?: readonly string[] | null | undefined;
+  readonly denyOut?: readonly string[] | null | undefined;
+}
+
+/** What is left out has its default. `at` stands in front of the names of the fields in errors. */
+export function toEgressRules({ allow_internet_access, allowOut, denyOut }: EgressFields, at: string): EgressRules {
+  const domain = allowOut?.find(isDomain);
+  if (domain !== undefined) {
+    throw new PlatformError('unsupported_field', `not supported: ${at}allowOut with the domain '${domain}'`);
+  }
+  return {
+    allowInternetAccess: allow_internet_access ?? undefined,
+    allowOut: canonicalRules(allowOut ?? [], `${at}allowOut`),
+    denyOut: canonicalRules(denyOut ?? [], `${at}denyOut`),
   };
 }
 

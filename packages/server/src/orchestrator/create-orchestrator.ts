@@ -32,6 +32,7 @@ import type { HostCapacityProbe } from './host-capacity.ts';
 import { createLaunch } from './launch.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
 import { createLiveCapture } from './live-capture.ts';
+import { createNetworkChanges } from './network-changes.ts';
 import type { Orchestrator } from './orchestrator.ts';
 import { createOwnerLog } from './owner-log.ts';
 import { createParamsPatching } from './params-patching.ts';
@@ -142,6 +143,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   });
   const access = createSandboxAccess(table);
   const changeDeadline = createDeadlineChanges({ table, access, queue, deadlines, keeper, clock, owner });
+  const changeNetwork = createNetworkChanges({ ...deps, table, access, queue, keeper, owner });
   const ending = createEnding({
     table,
     queue,
@@ -334,6 +336,10 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       refuseWhileClosing();
       requireDuration('duration', durationSeconds);
       await changeDeadline(id, 'refresh', 'ensure-minimum', durationSeconds);
+    },
+    async updateNetwork(id, egress) {
+      refuseWhileClosing();
+      await changeNetwork(id, egress);
     },
     kill,
     target(id) {

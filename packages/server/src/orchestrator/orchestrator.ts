@@ -34,6 +34,9 @@ export interface CreateColdSandbox extends Omit<CreateSandbox, 'template'> {
   readonly resources: Resources;
 }
 
+/** What a sandbox may reach; who may reach it is decided at its creation. */
+export type EgressRules = Pick<NetworkPolicy, 'allowInternetAccess' | 'allowOut' | 'denyOut'>;
+
 /** A fork request after validation. */
 export interface ForkRequest {
   readonly count: number;
@@ -117,6 +120,11 @@ export interface Orchestrator extends AsyncDisposable {
   setTimeout(id: string, timeoutSeconds: number): Promise<void>;
   /** Extends only. */
   refresh(id: string, durationSeconds: number): Promise<void>;
+  /**
+   * Replaces the egress rules of a running sandbox whole; connections that are open stay. Not running: `conflict`; when it
+   * fails the former rules stay.
+   */
+  updateNetwork(id: string, egress: EgressRules): Promise<void>;
   /** Never waits for a running step; joins a kill that is under way. */
   kill(id: string, reason: string): Promise<void>;
   target(id: string): DataPlaneTarget;

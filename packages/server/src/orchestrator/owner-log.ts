@@ -25,6 +25,9 @@ export interface OwnerLog {
   resumed(record: SandboxRecord, resumeMs: number): void;
   agentLost(id: string, kind: ChannelClosed['kind']): void;
   timeoutChanged(record: SandboxRecord, operation: SandboxOperation): void;
+  networkChanged(record: SandboxRecord): void;
+  /** The former rules stay. */
+  networkFailed(id: string): void;
   /** The last entry. What an engine said of its end is for the operator alone. */
   ends(id: string, cause: EndCause): void;
 }
@@ -75,6 +78,12 @@ export function createOwnerLog(logs: Pick<SandboxLogs, 'open' | 'append' | 'clos
       const endAt = deadline === undefined ? {} : { endAt: new Date(deadline).toISOString() };
       tell(id, 'debug', 'timeout changed', { operation, timeoutSeconds: String(timeoutSeconds), ...endAt });
     },
+    networkChanged({ id, network: { allowInternetAccess, allowOut, denyOut } }) {
+      const rules = { allowOut: String(allowOut.length), denyOut: String(denyOut.length) };
+      const access = allowInternetAccess === false ? 'off' : 'on';
+      tell(id, 'info', 'network policy replaced', { internetAccess: access, ...rules });
+    },
+    networkFailed: (id) => tell(id, 'error', 'network policy could not be replaced; the former one stays'),
     ends(id, { event, reason, detail }) {
       if (event === 'kill') tell(id, 'info', 'sandbox ends', { reason, detail });
       else tell(id, 'error', 'sandbox ends', { reason });

@@ -22,6 +22,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'waits, then done',
     refresh: 'waits, then done',
+    network: 'conflict',
     snapshot: 'conflict',
     fork: 'conflict',
     kill: 'pre-empts',
@@ -35,6 +36,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'done',
     timeout: 'done',
     refresh: 'done',
+    network: 'done',
     snapshot: 'done',
     fork: 'done',
     kill: 'done',
@@ -48,6 +50,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'waits, then done',
     refresh: 'waits, then done',
+    network: 'waits, then done',
     snapshot: 'conflict',
     fork: 'conflict',
     kill: 'pre-empts',
@@ -61,6 +64,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'waits, then done',
     refresh: 'waits, then done',
+    network: 'waits, then done',
     snapshot: 'conflict',
     fork: 'conflict',
     kill: 'pre-empts',
@@ -74,6 +78,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'conflict',
     refresh: 'conflict',
+    network: 'conflict',
     snapshot: 'conflict',
     fork: 'conflict',
     kill: 'pre-empts',
@@ -87,6 +92,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'done',
     timeout: 'conflict',
     refresh: 'conflict',
+    network: 'conflict',
     snapshot: 'conflict',
     fork: 'conflict',
     kill: 'done',
@@ -100,6 +106,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'waits, then done',
     timeout: 'waits, then done',
     refresh: 'waits, then done',
+    network: 'conflict',
     snapshot: 'conflict',
     fork: 'conflict',
     kill: 'pre-empts',
@@ -113,6 +120,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'not_found',
     timeout: 'not_found',
     refresh: 'not_found',
+    network: 'not_found',
     snapshot: 'not_found',
     fork: 'not_found',
     kill: 'joins',
@@ -126,6 +134,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     connect: 'not_found',
     timeout: 'not_found',
     refresh: 'not_found',
+    network: 'not_found',
     snapshot: 'not_found',
     fork: 'not_found',
     kill: 'not_found',
@@ -135,6 +144,7 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
   },
 };
 
+const NEW_RULES = { allowInternetAccess: false, allowOut: ['192.0.2.7/32'], denyOut: [] };
 const FORK_ONE = { count: 1, timeoutSeconds: 1_000 };
 
 interface Situation {
@@ -214,6 +224,8 @@ function perform({ harness, id }: Situation, column: Column): Promise<unknown> {
       return orchestrator.setTimeout(id, 1_000);
     case 'refresh':
       return orchestrator.refresh(id, 1_000);
+    case 'network':
+      return orchestrator.updateNetwork(id, NEW_RULES);
     case 'snapshot':
       return orchestrator.snapshot(id, undefined);
     case 'fork':
@@ -265,7 +277,9 @@ describe('state × operation', () => {
         expect(settled).toBe(false);
         await situation.finish();
         expect(await operation).toBe('done');
-        expect(situation.harness.orchestrator.get(situation.id).timeoutSeconds).toBe(1_000);
+        expect(situation.harness.orchestrator.get(situation.id)).toMatchObject(
+          column === 'network' ? { network: NEW_RULES } : { timeoutSeconds: 1_000 },
+        );
         break;
       case 'pre-empts':
         expect(await operation).toBe('done');

@@ -169,6 +169,11 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
       record('refresh', id, durationSeconds);
       get(id);
     },
+    async updateNetwork(id, egress) {
+      record('updateNetwork', id, egress);
+      const sandbox = get(id);
+      index.put({ ...sandbox, network: { ...sandbox.network, ...egress } });
+    },
     async kill(id, reason) {
       record('kill', id, reason);
       index.delete(get(id).id);

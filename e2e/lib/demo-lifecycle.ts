@@ -1,4 +1,4 @@
-import type { Sandbox } from 'e2b';
+import { Sandbox } from 'e2b';
 import { type DemoServer, expectThat, PATIENCE, step } from './demo-step.ts';
 import { waitUntil } from './wait.ts';
 
@@ -59,7 +59,26 @@ export async function showLifecycle(sandbox: Sandbox, server: DemoServer): Promi
   expectThat(!(await sandbox.isRunning()), 'the paused sandbox still runs');
   await step('resume', () => sandbox.connect({ ...server, timeoutMs: 300_000 }));
   count = await step('look at the program', () => goesOn(sandbox, count), show);
+  await snapshotIt(sandbox, server, count);
   await forkIt(sandbox, count);
+}
+
+async function snapshotIt(sandbox: Sandbox, server: DemoServer, count: Count): Promise<void> {
+  const { snapshotId } = await step(
+    'snapshot it; it goes on',
+    () => sandbox.createSnapshot(),
+    (snapshot) => snapshot.snapshotId,
+  );
+  const copy = await step(
+    'create a sandbox from the snapshot',
+    () => Sandbox.create(snapshotId, { ...server, timeoutMs: 60_000 }),
+    ({ sandboxId }) => sandboxId,
+  );
+  await step('look at the program in it', () => goesOn(copy, count), show);
+  await step('kill it and delete the snapshot', async () => {
+    await copy.kill();
+    expectThat(await Sandbox.deleteSnapshot(snapshotId, server), 'there was no snapshot to delete');
+  });
 }
 
 async function forkIt(sandbox: Sandbox, count: Count): Promise<void> {

@@ -14,6 +14,8 @@ const MIB = 2 ** 20;
 const SMALL_MIB = 20;
 const LARGE_MIB = 256;
 const SNAPSHOT_FIXED_MS = 35;
+const FORK_READY_MS = 200;
+const AT_ONCE = 16;
 
 /** What a measurement of captures works with; driven at the level of the backend, without server or ledger. */
 interface Stage {
@@ -84,6 +86,30 @@ async function snapshotOnce(stage: Stage, mebibytes: number): Promise<number> {
   return stage.lastHeldMs() - layer / MIB;
 }
 
+/** One capture of a sandbox that had that much changed memory; sandboxes are started from it. */
+async function captureOne(stage: Stage, mebibytes: number): Promise<StoredSnapshot> {
+  const { backend, template, world } = stage;
+  const directory = await world.emptyDirectory();
+  await using sandbox = await backend.restore(template, stage.plan());
+  await dirty(sandbox, mebibytes);
+  const { manifest } = await sandbox.snapshot(directory);
+  return { directory, manifest };
+}
+
+/** Milliseconds until `count` sandboxes that are started from a capture at once have all answered. */
+async function startFrom({ backend, plan }: Stage, snapshot: StoredSnapshot, count: number): Promise<number> {
+  await using started = new AsyncDisposableStack();
+  const { ms } = await timed(() =>
+    Promise.all(
+      Array.from({ length: count }, async () => {
+        const sandbox = started.use(await backend.restore(snapshot, plan()));
+        await sandbox.agent.ping();
+      }),
+    ),
+  );
+  return ms;
+}
+
 async function openStage(stack: AsyncDisposableStack): Promise<Stage> {
   const log = createRecordingLog();
   const world = stack.use(await createQemuWorld({ log }));
@@ -122,6 +148,11 @@ async function run({ progress, effort }: BenchContext): Promise<readonly Measure
   for (let index = 0; index < samples / 2; index++) large.push(await pauseOnce(stage, LARGE_MIB));
   progress('snapshots');
   const held = await repeat(samples, () => snapshotOnce(stage, SMALL_MIB));
+  progress('children of a fork');
+  const captured = await captureOne(stage, SMALL_MIB);
+  const children = await repeat(samples, () => startFrom(stage, captured, 1));
+  progress(`${AT_ONCE} at once`);
+  const many = await repeat(Math.max(3, Math.round(samples / 4)), () => startFrom(stage, captured, AT_ONCE));
   return [
     {
       name: `pause, ${SMALL_MIB} MiB changed`,
@@ -155,12 +186,28 @@ async function run({ progress, effort }: BenchContext): Promise<readonly Measure
       budget: `≤ ${SNAPSHOT_FIXED_MS} ms`,
       ok: ({ p50 }) => p50 <= SNAPSHOT_FIXED_MS,
     },
+    {
+      name: `fork: a child of ${SMALL_MIB} MiB is ready`,
+      unit: 'ms',
+      samples: children,
+      floor,
+      budget: `≤ ${FORK_READY_MS} ms`,
+      ok: ({ p50 }) => p50 <= FORK_READY_MS,
+    },
+    {
+      name: `${AT_ONCE} from captures at once`,
+      unit: 'ms',
+      samples: many,
+      floor: children.map((ms) => AT_ONCE * ms),
+      budget: `≤ 0.7 × ${AT_ONCE} × one alone`,
+      ok: ({ ratio }) => ratio <= 0.7,
+    },
   ];
 }
 
-/** Pause, resume and snapshot of one sandbox at the level of the backend. */
+/** Pause, resume, snapshot and fork of one sandbox at the level of the backend. */
 export const lifecycle: Bench = {
   name: 'lifecycle',
-  what: 'pause, resume and snapshot of a sandbox in the backend, beside copying the same bytes and a bare restore',
+  what: 'pause, resume, snapshot and fork of a sandbox in the backend, beside copying the same bytes and a bare restore',
   run,
 };

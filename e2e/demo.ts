@@ -4,21 +4,24 @@ import { once } from 'node:events';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
+import { startExampleExtension } from './example-extension.ts';
 import { useSandbox } from './lib/demo-program.ts';
 import { step } from './lib/demo-step.ts';
 import { freePort } from './lib/server.ts';
 import { waitUntil } from './lib/wait.ts';
 
-const HELP = `Usage: ./aenv demo
+const HELP = `Usage: ./aenv demo [--with-extension]
 
 Starts a server on a free loopback port, runs code in a real virtual machine through the published \`e2b\` package,
-prints the time of every step, and removes everything again. Data lives in .aenv/demo of this checkout.`;
+prints the time of every step, and removes everything again. Data lives in .aenv/demo of this checkout.
+
+  --with-extension   start the example extension as well and print what it is asked and told`;
 
 const REPOSITORY = resolve(import.meta.dirname, '..');
 const HOME = join(REPOSITORY, '.aenv/demo');
 
 /** The server as a child of the demo, on its own port, key, home and runtime directory; an abort ends it again. */
-async function startServer(signal: AbortSignal) {
+async function startServer(extensionUrl: string | undefined, signal: AbortSignal) {
   const port = await freePort();
   const url = `http://127.0.0.1:${port}`;
   const apiKey = `e2b_${randomBytes(20).toString('hex')}`;
@@ -31,6 +34,7 @@ async function startServer(signal: AbortSignal) {
       `home_path = "${HOME}"`,
       `runtime_path = "/run/aenv-demo-${process.pid}"`,
       `deps_path = "${join(REPOSITORY, '.aenv/artifacts')}"`,
+      ...(extensionUrl === undefined ? [] : [`custom_extension.url = "${extensionUrl}"`]),
     ].join('\n'),
   );
   const child = spawn(join(REPOSITORY, 'aenv'), ['server', '--config', config], {
@@ -67,7 +71,9 @@ async function startServer(signal: AbortSignal) {
 }
 
 async function main(): Promise<void> {
-  const { values } = parseArgs({ options: { help: { type: 'boolean', short: 'h' } } });
+  const { values } = parseArgs({
+    options: { help: { type: 'boolean', short: 'h' }, 'with-extension': { type: 'boolean' } },
+  });
   if (values.help) {
     console.log(HELP);
     return;
@@ -77,9 +83,11 @@ async function main(): Promise<void> {
   for (const signal of ['SIGINT', 'SIGTERM'] as const) {
     process.once(signal, () => interrupted.abort(new Error(`interrupted by ${signal}`)));
   }
+  const showHook = (line: string): void => console.log(`            ${line}`);
+  await using extension = values['with-extension'] ? await startExampleExtension(0, showHook) : undefined;
   const server = await step(
     'start the server',
-    () => startServer(interrupted.signal),
+    () => startServer(extension?.url, interrupted.signal),
     ({ url }) => url,
   );
   const aborted = once(interrupted.signal, 'abort').then(() => {

@@ -6,6 +6,7 @@ import { list, terminal } from './guest-api.ts';
 import { lifecycle } from './lifecycle.ts';
 import { busy, clock } from './load.ts';
 import { idle, memoryPerClone } from './memory.ts';
+import { network } from './network.ts';
 import { proxy } from './proxy.ts';
 import { soak, streams } from './scale.ts';
 
@@ -17,6 +18,7 @@ export const BENCHES: readonly Bench[] = [
   list,
   terminal,
   proxy,
+  network,
   lifecycle,
   memoryPerClone,
   idle,

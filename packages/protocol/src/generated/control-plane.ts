@@ -994,7 +994,10 @@ export interface components {
         readonly AutoPause: boolean | null;
         /** @description Keep memory, not only the disk, when pausing at the timeout; needs `autoPause`. */
         readonly AutoPauseMemory: boolean | null;
-        /** @description Let traffic resume the sandbox. */
+        /**
+         * @description Let requests to a paused sandbox resume it, for as long as it was last asked to run, once they have shown the tokens
+         *     they need.
+         */
         readonly AutoResume: {
             readonly enabled?: boolean | null;
         } | null;

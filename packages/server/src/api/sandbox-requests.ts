@@ -46,6 +46,9 @@ function toCommon(body: NewSandboxV2, defaultSeconds: number, rules: TimeoutRule
   if (body.autoPauseMemory === false && body.autoPause !== true) {
     throw new PlatformError('invalid_argument', 'autoPauseMemory: false needs autoPause: true');
   }
+  if (body.autoPauseMemory === false && body.autoResume?.enabled === true) {
+    throw new PlatformError('invalid_argument', 'autoPauseMemory: false cannot be combined with autoResume');
+  }
   if (body.autoPauseMemory === false) throw new PlatformError('unsupported_field', 'not supported: autoPauseMemory');
   return {
     template: body.templateID,

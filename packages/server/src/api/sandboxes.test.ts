@@ -136,7 +136,10 @@ describe('create', () => {
     ['timeout must be of type integer or null', { timeout: '10' }],
     ['timeout cannot be greater than 24 hours', { timeout: 86_401 }],
     ['not supported: autoPauseMemory', { autoPause: true, autoPauseMemory: false }],
-    ['not supported: autoResume.enabled', { autoResume: { enabled: true } }],
+    [
+      'autoPauseMemory: false cannot be combined with autoResume',
+      { autoPause: true, autoPauseMemory: false, autoResume: { enabled: true } },
+    ],
     ['autoPauseMemory: false needs autoPause: true', { autoPauseMemory: false }],
     ['not supported: mcp', { mcp: { exa: { apiKey: 'x' } } }],
     ['not supported: iam', { iam: { tokens: { a: { audience: 'b', tokenType: 'JWT-SVID' } } } }],
@@ -339,6 +342,9 @@ describe('connect, timeout and refreshes', () => {
     };
     expect(await onTimeout(front, { autoPause: true, autoPauseMemory: true })).toBe('pause');
     expect(await onTimeout(front, {})).toBe('kill');
+    expect(front.orchestrator.calls.at(-1)?.arguments[0]).toMatchObject({ autoResume: false });
+    await onTimeout(front, { autoPause: true, autoResume: { enabled: true } });
+    expect(front.orchestrator.calls.at(-1)?.arguments[0]).toMatchObject({ autoResume: true, onTimeout: 'pause' });
     await using pausing = await createTestApp({ autoPause: true });
     expect(await onTimeout(pausing, {})).toBe('pause');
     expect(await onTimeout(pausing, { autoPause: null })).toBe('pause');

@@ -20,6 +20,7 @@ import type { StageMetrics } from '../observability/metrics.ts';
 import type { SandboxLogs } from '../observability/sandbox-logs.ts';
 import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
 import type { TemplateCatalogue } from '../templates/template-catalogue.ts';
+import { createAutoResume, isWakeable } from './auto-resume.ts';
 import type { OrchestratorConfig } from './config.ts';
 import { createCreation } from './creation.ts';
 import { createDeadlineChanges } from './deadline-changes.ts';
@@ -202,6 +203,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     ...{ table, queue, pausing, resuming, ending, clock, log, config },
     background: [forking, snapshotting],
   });
+  const wake = createAutoResume({ access, resume });
   let closing: Promise<void> | undefined;
 
   function accessToken(record: SandboxRecord): string | undefined {
@@ -313,6 +315,10 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       requireDuration('timeout', timeoutSeconds);
       return await answering('connect', connect(id, timeoutSeconds));
     },
+    async wake(id) {
+      refuseWhileClosing();
+      await answering('resume', wake(id));
+    },
     fork: (id, request) => forking.fork(id, request),
     snapshot: (id, name) => snapshotting.snapshot(id, name),
     deleteTemplate: (reference) => snapshotting.deleteTemplate(reference),
@@ -346,6 +352,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       const entry = table.get(id);
       if (entry === undefined || entry.record.state === 'killing') return { kind: 'not-found' };
       const { record, generation } = entry;
+      if (isWakeable(record)) return { kind: 'asleep', record };
       if (generation === undefined || !takesRequests(record.state)) return { kind: 'not-proxyable' };
       const { envd, running, sockets } = generation;
       return { kind: 'ready', record, envd, agent: running.agent, sockets };

@@ -224,7 +224,6 @@ describe('create', () => {
     ['a malformed reference', { template: 'a b' }, 'invalid_argument', 'invalid template reference'],
     ['a timeout of 0', { timeoutSeconds: 0 }, 'invalid_argument', 'timeout must be greater than 0'],
     ['a negative timeout', { timeoutSeconds: -1 }, 'invalid_argument', 'timeout must be greater than 0'],
-    ['auto-resume', { autoResume: true }, 'unsupported_field', 'not supported: autoResume'],
   ])('%s is refused before anything exists', async (_case, changes, code, message) => {
     const harness = await startLifecycle();
     await expect(harness.orchestrator.create({ ...CREATE_BASE, ...changes })).rejects.toMatchObject({

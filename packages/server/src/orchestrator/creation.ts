@@ -5,7 +5,7 @@ import {
   createSandboxId,
   type KeyedQueue,
   type Log,
-  PlatformError,
+  type PlatformError,
   type Reservation,
   type Rng,
   type SandboxRecord,
@@ -202,8 +202,6 @@ export function createCreation(deps: CreationDependencies): Creation {
   function check(request: Omit<CreateSandbox, 'template'>): void {
     deps.refuseWhileClosing();
     requireDuration('timeout', request.timeoutSeconds);
-    // Traffic resumes nothing yet; to accept it would be a lie.
-    if (request.autoResume) throw new PlatformError('unsupported_field', 'not supported: autoResume');
     deps.hooks.requireReader(request.customExtensionParams);
   }
 

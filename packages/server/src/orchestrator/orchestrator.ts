@@ -77,6 +77,8 @@ export type DataPlaneTarget =
       readonly agent: Pick<Agent, 'connectPort'>;
       readonly sockets: SocketGroup;
     }
+  /** Paused, and requests resume it once they have shown what they need. */
+  | { readonly kind: 'asleep'; readonly record: SandboxRecord }
   /** Unknown or killed. */
   | { readonly kind: 'not-found' }
   /** Known, but not in a state that takes requests. */
@@ -102,6 +104,8 @@ export interface Orchestrator extends AsyncDisposable {
   resume(id: string, timeoutSeconds: number): Promise<SandboxRecord>;
   /** Running: extends the deadline, never shortens it. Paused: resumes it. `resumed` decides 200 or 201. */
   connect(id: string, timeoutSeconds: number): Promise<{ readonly record: SandboxRecord; readonly resumed: boolean }>;
+  /** Resumes it because of a request, once for any number of them; `conflict` when it may not be. */
+  wake(id: string): Promise<void>;
   /**
    * Captures a running sandbox, which goes on, and starts children from it: exactly `count` results in their order. Not
    * running: `conflict`.

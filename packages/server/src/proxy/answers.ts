@@ -18,6 +18,13 @@ export type DataPlaneProblem =
   | { readonly kind: 'not-proxyable' }
   /** The port needs a token the request does not carry. */
   | { readonly kind: 'unauthorized' }
+  /** Only a valid envd token resumes a secure sandbox by its port 49983. */
+  | { readonly kind: 'not-awakened' }
+  /** It is paused, and the resume the request asked for failed. */
+  | { readonly kind: 'resume-failed' }
+  /** The same for want of room. */
+  | { readonly kind: 'resume-refused-by-limit' }
+  | { readonly kind: 'resume-timed-out' }
   /** A path of port 49983 that only the platform may use. */
   | { readonly kind: 'reserved-path' }
   /** Nothing takes connections on the port. */
@@ -58,6 +65,14 @@ function e2bAnswer(problem: DataPlaneProblem, { sandboxId, accept }: Asker): Dat
       return tell(502, 'The sandbox was not found');
     case 'unauthorized':
       return tell(403, 'the traffic access token is missing or wrong');
+    case 'not-awakened':
+      return tell(403, 'a valid access token is needed to resume the sandbox');
+    case 'resume-failed':
+      return tell(502, 'The sandbox was not found');
+    case 'resume-refused-by-limit':
+      return tell(429, 'The sandbox could not be resumed: the host is full');
+    case 'resume-timed-out':
+      return tell(504, 'The sandbox did not resume in time');
     case 'reserved-path':
       return json({ message: 'not found', code: 404 });
     case 'port-closed':
@@ -82,7 +97,13 @@ function agentenvAnswer(problem: DataPlaneProblem): DataPlaneAnswer {
     case 'not-proxyable':
       return text(410, 'sandbox is not proxyable in its current state');
     case 'unauthorized':
+    case 'not-awakened':
       return empty(401);
+    case 'resume-failed':
+    case 'resume-refused-by-limit':
+      return text(502, 'sandbox auto-resume failed');
+    case 'resume-timed-out':
+      return text(504, 'sandbox auto-resume timed out');
     case 'reserved-path':
       return json({ message: 'not found', code: 404 });
     case 'port-closed':

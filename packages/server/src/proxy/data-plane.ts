@@ -8,6 +8,7 @@ import type { RequestContexts } from '../observability/request-context.ts';
 import type { DataPlaneTarget, Orchestrator } from '../orchestrator/orchestrator.ts';
 import { equalsSecret } from '../secrets/equality.ts';
 import { type Asker, answerTo, type DataPlaneAnswer, type DataPlaneProblem, writeAnswer } from './answers.ts';
+import { createAwakening } from './awakening.ts';
 import { createExchange, type Forwarding } from './exchange.ts';
 import { createGuestConnections } from './guest-connections.ts';
 import { createHalfClose } from './half-close.ts';
@@ -15,7 +16,7 @@ import { createPeerTrust } from './peer-trust.ts';
 import { hasBody } from './request-head.ts';
 import { isReservedPath } from './reserved-paths.ts';
 import { createRouting, type Routing } from './routing.ts';
-import { createTunnel } from './tunnel.ts';
+import { createTunnel, type UpgradeRequest, writeRawAnswer } from './tunnel.ts';
 
 /** Limits of the traffic of sandboxes; configuration keys `sandbox_proxy.*`. */
 export interface IngressLimits {
@@ -28,7 +29,10 @@ export interface IngressLimits {
 }
 
 export interface DataPlaneDependencies {
-  readonly orchestrator: Pick<Orchestrator, 'target' | 'findByAccessToken' | 'accessToken' | 'trafficAccessToken'>;
+  readonly orchestrator: Pick<
+    Orchestrator,
+    'target' | 'wake' | 'findByAccessToken' | 'accessToken' | 'trafficAccessToken'
+  >;
   /** Domains whose names `{port}-{sandboxID}.{domain}` lead to sandboxes. */
   readonly domains: readonly string[];
   /** The key of the platform, which is never passed on. */
@@ -67,12 +71,21 @@ const FORWARDABLE = /^[\x21-\xff]+$/;
 
 type SandboxRouting = Extract<Routing, { kind: 'sandbox' }>;
 type ReadyTarget = Extract<DataPlaneTarget, { kind: 'ready' }>;
+type AdmittedTarget = Extract<DataPlaneTarget, { kind: 'ready' | 'asleep' }>;
 
 /** Where a request goes. */
 type Decision =
   | { readonly kind: 'control-plane' }
   | { readonly kind: 'refused'; readonly source: RouteSource; readonly answer: DataPlaneAnswer }
+  | Asleep
   | Admitted;
+
+/** It goes to a paused sandbox, which it may resume. */
+interface Asleep {
+  readonly kind: 'asleep';
+  readonly routing: SandboxRouting;
+  readonly asker: Asker;
+}
 
 interface Admitted {
   readonly kind: 'admitted';
@@ -91,6 +104,8 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
   const exchange = createExchange(forwarding);
   const tunnel = createTunnel(forwarding);
 
+  const awaken = createAwakening({ clock, log, orchestrator });
+
   const decide = (request: IncomingMessage): Decision => {
     const routing = resolveToken(orchestrator, route(request));
     if (routing.kind === 'control-plane') return routing;
@@ -107,13 +122,15 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
     });
     if (routing.kind === 'bad') return refused({ kind: 'bad-routing', reason: routing.reason });
     const target = admit(request, routing);
+    if (target.kind === 'asleep') return { kind: 'asleep', routing, asker };
     return target.kind === 'ready' ? { kind: 'admitted', routing, target, asker } : refused(target);
   };
 
   /** What stands between the request and the sandbox, or the sandbox. */
-  const admit = (request: IncomingMessage, routing: SandboxRouting): DataPlaneProblem | ReadyTarget => {
+  const admit = (request: IncomingMessage, routing: SandboxRouting): DataPlaneProblem | AdmittedTarget => {
     const target = orchestrator.target(routing.sandboxId);
-    if (target.kind !== 'ready') return target;
+    if (target.kind !== 'ready' && target.kind !== 'asleep') return target;
+    if (target.kind === 'asleep' && !mayAwaken(request, routing, target.record)) return { kind: 'not-awakened' };
     if (!isAuthorized(request, routing, target.record)) return { kind: 'unauthorized' };
     if (routing.port === ENVD_PORT) return isReservedPath(routing.url) ? { kind: 'reserved-path' } : target;
     if (request.rawHeaders.length > 2 * MAX_HEADERS) return { kind: 'too-many-headers' };
@@ -130,6 +147,12 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
     if (record.network.allowPublicTraffic) return true;
     const token = orchestrator.trafficAccessToken(record);
     return token !== undefined && equalsSecret(request.headers[HEADERS.trafficAccessToken], token);
+  };
+
+  /** A secure sandbox is not awake to check the token of its envd itself, and a signed URL resumes nothing. */
+  const mayAwaken = (request: IncomingMessage, { port }: SandboxRouting, record: SandboxRecord): boolean => {
+    const token = port === ENVD_PORT ? orchestrator.accessToken(record) : undefined;
+    return token === undefined || equalsSecret(request.headers[HEADERS.accessToken], token);
   };
 
   const forward = ({ routing, target, asker }: Admitted, upgrade: string | undefined): Forwarding => ({
@@ -165,6 +188,66 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
     response.setHeader(HEADERS.requestId, contexts.of(request).requestId);
   };
 
+  /** Decides anew once the sandbox is awake: tokens and policy are those of now, and one attempt is all there is. */
+  const decideAwake = async (request: IncomingMessage, asleep: Asleep): Promise<Exclude<Decision, Asleep>> => {
+    const problem = await awaken(asleep.routing.sandboxId);
+    const decision = problem === undefined ? decide(request) : undefined;
+    if (decision !== undefined && decision.kind !== 'asleep') return decision;
+    const answer = answerTo(problem ?? { kind: 'not-proxyable' }, asleep.asker);
+    return { kind: 'refused', source: asleep.routing.source, answer };
+  };
+
+  const refuse = (request: IncomingMessage, response: ServerResponse, answer: DataPlaneAnswer): void => {
+    nameRequest(request, response);
+    limitUnreadBody(request, response, clock);
+    writeAnswer(response, answer);
+  };
+
+  const serve = (
+    request: IncomingMessage,
+    response: ServerResponse,
+    admitted: Admitted,
+    onSandboxGone: () => void,
+  ): void => {
+    const { routing, target } = admitted;
+    // This, the sandbox's group and every stage of the guest API's pipelines watch for the end of the answer.
+    response.setMaxListeners(MAX_LISTENERS);
+    target.sockets.add({
+      destroy: () => {
+        onSandboxGone();
+        resetConnection(response);
+      },
+      once: (event, listener) => response.once(event, listener),
+    });
+    if (routing.port !== ENVD_PORT) {
+      exchange(request, response, forward(admitted, undefined));
+      return;
+    }
+    if (request.headers.expect !== undefined && request.httpVersion !== '1.0') response.writeContinue();
+    nameRequest(request, response);
+    request.url = routing.url;
+    target.envd.handle(request, response);
+  };
+
+  const dig = (asked: UpgradeRequest, admitted: Admitted, onAnswer: (status: number) => void): void => {
+    const { request, socket } = asked;
+    let status: number = CLIENT_GONE;
+    admitted.target.sockets.add({
+      destroy: () => {
+        if (status === CLIENT_GONE) {
+          status = SANDBOX_GONE;
+          onAnswer(status);
+        }
+        resetSocket(socket);
+      },
+      once: (event, listener) => socket.once(event, listener),
+    });
+    tunnel(asked, forward(admitted, request.headers.upgrade), (answered) => {
+      status = answered;
+      onAnswer(answered);
+    });
+  };
+
   return {
     handle(request, response) {
       const decision = decide(request);
@@ -176,57 +259,70 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
         return sandboxGone ? SANDBOX_GONE : CLIENT_GONE;
       });
       if (decision.kind === 'refused') {
-        nameRequest(request, response);
-        limitUnreadBody(request, response, clock);
-        writeAnswer(response, decision.answer);
+        refuse(request, response, decision.answer);
         return true;
       }
-      const { routing, target } = decision;
-      // This, the sandbox's group and every stage of the guest API's pipelines watch for the end of the answer.
-      response.setMaxListeners(MAX_LISTENERS);
-      target.sockets.add({
-        destroy: () => {
-          sandboxGone = true;
+      if (decision.routing.port !== ENVD_PORT && request.httpVersionMajor === 1) {
+        halfClose.hearOut(request.socket, response);
+      }
+      const onSandboxGone = (): void => {
+        sandboxGone = true;
+      };
+      if (decision.kind === 'admitted') {
+        serve(request, response, decision, onSandboxGone);
+        return true;
+      }
+      // Its body waits in the connection meanwhile: nobody reads it.
+      decideAwake(request, decision)
+        .then((awake) => {
+          if (response.destroyed) return;
+          if (awake.kind === 'admitted') serve(request, response, awake, onSandboxGone);
+          else if (awake.kind === 'refused') refuse(request, response, awake.answer);
+        })
+        .catch((error: unknown) => {
+          log.error({ err: error }, 'a request could not be served after its sandbox was resumed');
           resetConnection(response);
-        },
-        once: (event, listener) => response.once(event, listener),
-      });
-      if (routing.port !== ENVD_PORT) {
-        if (request.httpVersionMajor === 1) halfClose.hearOut(request.socket, response);
-        exchange(request, response, forward(decision, undefined));
-        return true;
-      }
-      if (request.headers.expect !== undefined && request.httpVersion !== '1.0') response.writeContinue();
-      nameRequest(request, response);
-      request.url = routing.url;
-      target.envd.handle(request, response);
+        });
       return true;
     },
     takesUpgrade(request) {
       // A body belongs to a request, not to whatever protocol comes behind it.
       if (hasBody(request)) return false;
       const decision = decide(request);
-      return decision.kind === 'admitted' && decision.routing.port !== ENVD_PORT;
+      return (decision.kind === 'admitted' || decision.kind === 'asleep') && decision.routing.port !== ENVD_PORT;
     },
     upgrade(request, socket, early) {
       const decision = decide(request);
-      if (decision.kind !== 'admitted') {
+      if (decision.kind !== 'admitted' && decision.kind !== 'asleep') {
         socket.destroy();
         return;
       }
       halfClose.letGo(socket);
       let status: number = CLIENT_GONE;
-      measure(request, socket, decision.routing.source, () => status);
-      decision.target.sockets.add({
-        destroy: () => {
-          if (status === CLIENT_GONE) status = SANDBOX_GONE;
-          resetSocket(socket);
-        },
-        once: (event, listener) => socket.once(event, listener),
-      });
-      tunnel({ request, socket, early }, forward(decision, request.headers.upgrade), (answered) => {
+      const onAnswer = (answered: number): void => {
         status = answered;
-      });
+      };
+      measure(request, socket, decision.routing.source, () => status);
+      const asked = { request, socket, early };
+      if (decision.kind === 'admitted') {
+        dig(asked, decision, onAnswer);
+        return;
+      }
+      // Node has let go of the connection; what ends it is told by its end.
+      socket.on('error', () => socket.destroy());
+      decideAwake(request, decision)
+        .then((awake) => {
+          if (socket.destroyed) return;
+          if (awake.kind === 'admitted') dig(asked, awake, onAnswer);
+          else if (awake.kind === 'refused') {
+            onAnswer(awake.answer.status);
+            writeRawAnswer(socket, awake.answer);
+          } else socket.destroy();
+        })
+        .catch((error: unknown) => {
+          log.error({ err: error }, 'an upgrade could not be passed on after its sandbox was resumed');
+          resetSocket(socket);
+        });
     },
     hearsOut: (socket) => halfClose.hearsOut(socket),
   };

@@ -133,7 +133,8 @@ function passRefusal(answer: IncomingMessage, socket: Socket): void {
   answer.pipe(socket);
 }
 
-function writeRawAnswer(socket: Socket, answer: DataPlaneAnswer): void {
+/** Answers a request to upgrade itself, and ends the connection. */
+export function writeRawAnswer(socket: Socket, answer: DataPlaneAnswer): void {
   const head = [...Object.entries(headersOf(answer)).flat(), 'connection', 'close'];
   socket.end(rawHead(answer.status, STATUS_CODES[answer.status] ?? '', head) + answer.body);
   linger(socket);

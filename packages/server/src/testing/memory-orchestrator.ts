@@ -32,6 +32,8 @@ export interface MemoryOrchestrator extends Orchestrator {
   put(record: SandboxRecord): void;
   /** What `target` answers for an id; unless set, that nothing runs there. */
   setTarget(id: string, target: DataPlaneTarget): void;
+  /** What happens when a request resumes a sandbox; unless set, that it runs. */
+  setWake(wake: ((id: string) => Promise<void>) | undefined): void;
 }
 
 /** Namespace of the snapshots. */
@@ -41,6 +43,7 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
   const snapshots = createSnapshotIndex({ namespace: NAMESPACE });
   const index = createSandboxIndex();
   const targets = new Map<string, DataPlaneTarget>();
+  let onWake: ((id: string) => Promise<void>) | undefined;
   const calls: MemoryOrchestrator['calls'] = [];
   let failure: { readonly error: unknown } | undefined;
 
@@ -71,6 +74,9 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
     },
     put: (sandbox) => index.put(sandbox),
     setTarget: (id, target) => targets.set(id, target),
+    setWake(wake) {
+      onWake = wake;
+    },
     async create(request: CreateSandbox) {
       record('create', request);
       if (request.template !== 'base') {
@@ -122,6 +128,11 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
     async connect(id, timeoutSeconds) {
       record('connect', id, timeoutSeconds);
       return { record: get(id), resumed: get(id).state === 'paused' };
+    },
+    async wake(id) {
+      record('wake', id);
+      if (onWake !== undefined) return await onWake(id);
+      index.put({ ...get(id), state: 'running' });
     },
     async fork(id, request) {
       record('fork', id, request);

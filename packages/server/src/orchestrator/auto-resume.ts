@@ -1,0 +1,44 @@
+import { PlatformError, type SandboxRecord } from '@agentenv/core';
+import type { SandboxAccess } from './sandbox-access.ts';
+
+export interface AutoResumeDependencies {
+  readonly access: Pick<SandboxAccess, 'live'>;
+  /** Resumes it for so many seconds, or joins the resume that is under way. */
+  readonly resume: (id: string, timeoutSeconds: number) => Promise<unknown>;
+}
+
+/**
+ * Resumes a paused sandbox because a request for it came, for as long as it was last asked to run (contract/README,
+ * "auto-resume"). Any number of requests at once cause one resume and share its outcome. `conflict` when it may not be
+ * resumed by traffic, or is in no state to be.
+ */
+export type AutoResume = (id: string) => Promise<void>;
+
+export function createAutoResume({ access, resume }: AutoResumeDependencies): AutoResume {
+  const underWay = new Map<string, Promise<void>>();
+
+  async function wake(id: string): Promise<void> {
+    const { record } = access.live(id);
+    if (!record.autoResume) throw new PlatformError('conflict', `sandbox '${record.id}' is not resumed by traffic`);
+    try {
+      await resume(id, record.timeoutSeconds);
+    } catch (error) {
+      // Somebody else resumed it meanwhile: there is nothing left to do.
+      if (access.live(id).record.state === 'running') return;
+      throw error;
+    }
+  }
+
+  return (id) => {
+    const running = underWay.get(id);
+    if (running !== undefined) return running;
+    const waking = wake(id).finally(() => underWay.delete(id));
+    underWay.set(id, waking);
+    return waking;
+  };
+}
+
+/** Whether a request may resume it, or is served by the resume that is under way. */
+export function isWakeable({ state, autoResume }: SandboxRecord): boolean {
+  return autoResume && (state === 'paused' || state === 'resuming');
+}

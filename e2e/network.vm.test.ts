@@ -3,6 +3,7 @@ import { join } from 'node:path';
 import { createRealClock } from '@agentenv/core/testing';
 import { createExec, createFakeInternet, type FakeInternet, INTERNET } from '@agentenv/runtime/testing';
 import { Sandbox } from 'e2b';
+import { Sandbox as OlderSandbox } from 'e2b-2-10';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { startServer, type TestServer } from './lib/server.ts';
 
@@ -31,7 +32,7 @@ afterAll(async () => {
   await server[Symbol.asyncDispose]();
 });
 
-const output = async (sandbox: Sandbox, command: string) => {
+const output = async (sandbox: Pick<Sandbox, 'commands'>, command: string) => {
   const result = await sandbox.commands.run(`${command} 2>&1 || echo "failed with $?"`, { timeoutMs: 60_000 });
   return result.stdout.trim();
 };
@@ -82,5 +83,43 @@ describe('allow_internet_access: false', () => {
   it('is reported by the API', async () => {
     const detail = async (sandbox: Sandbox) => (await server.api(`/sandboxes/${sandbox.sandboxId}`)).json();
     expect(await detail(closed)).toMatchObject({ allowInternetAccess: false });
+  });
+});
+
+describe('replacing the rules of a running sandbox', () => {
+  const fetched = /"local":/;
+  const refused = /failed with 7/;
+  const get = (sandbox: Pick<Sandbox, 'commands'>, host: string) =>
+    output(sandbox, `curl -sS --max-time 20 http://${host.includes(':') ? `[${host}]` : host}/`);
+
+  it('takes effect at once through the SDK, is kept over a pause, and an empty one clears it', async () => {
+    await open.updateNetwork({ denyOut: ['128.0.0.0/1', INTERNET.web6], allowOut: [INTERNET.other] });
+    expect(await get(open, INTERNET.web)).toMatch(refused);
+    expect(await get(open, INTERNET.web6)).toMatch(refused);
+    expect(await get(open, INTERNET.other)).toMatch(fetched);
+    expect(await get(open, INTERNET.other6)).toMatch(fetched);
+    await open.pause();
+    await expect(open.updateNetwork({})).rejects.toThrow('409');
+    await Sandbox.connect(open.sandboxId, { ...server.sdk, timeoutMs: 600_000 });
+    expect(await get(open, INTERNET.web)).toMatch(refused);
+    await open.updateNetwork({});
+    expect(await get(open, INTERNET.web)).toMatch(fetched);
+    expect(await get(open, INTERNET.web6)).toMatch(fetched);
+  });
+
+  it('counts for a sandbox of an older SDK too, which has no call of its own for it', async () => {
+    const older = await OlderSandbox.create('base', { ...server.sdk, timeoutMs: 600_000 });
+    try {
+      const body = JSON.stringify({ allow_internet_access: false, allowOut: [INTERNET.web] });
+      const headers = { 'content-type': 'application/json' };
+      const response = await server.api(`/sandboxes/${older.sandboxId}/network`, { method: 'PUT', body, headers });
+      expect(response.status).toBe(204);
+      const fetchIn = async (host: string) =>
+        (await older.commands.run(`curl -sS --max-time 20 http://${host}/ 2>&1 || echo "failed with $?"`)).stdout;
+      expect(await fetchIn(INTERNET.web)).toMatch(fetched);
+      expect(await fetchIn(INTERNET.other)).toMatch(refused);
+    } finally {
+      await older.kill();
+    }
   });
 });

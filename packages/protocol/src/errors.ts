@@ -50,6 +50,8 @@ export const ERROR_CATALOGUE = {
   /** The object is in a state that does not allow the operation; the message names the state. */
   conflict: { http: 409, connect: 'failed_precondition', exit: 4 },
   payload_too_large: { http: 413, connect: 'resource_exhausted', exit: 2 },
+  /** An `Expect` header with anything but `100-continue`. */
+  expectation_failed: { http: 417, connect: 'invalid_argument', exit: 2 },
   /** A limit of this host is reached; the message names it, `Retry-After` is sent. */
   capacity: { http: 429, connect: 'resource_exhausted', errorCode: 'sandbox_capacity_unavailable', exit: 6 },
   header_too_large: { http: 431, connect: 'resource_exhausted', exit: 2 },

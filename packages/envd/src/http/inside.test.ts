@@ -85,6 +85,7 @@ describe('connections from inside', () => {
     await connect().closed;
     first.client.write('nonsense\r\n\r\n');
     expect(await untilText(first.client, '\r\n\r\n')).toMatch(/^HTTP\/1\.1 400 /);
+    first.client.end();
     await first.closed;
     const next = connect();
     next.client.write(GET);

@@ -1,8 +1,9 @@
-import { createServer, type RequestListener } from 'node:http';
+import type { RequestListener } from 'node:http';
 import type { Duplex } from 'node:stream';
 import type { Agent } from '@agentenv/agent';
 import { type Clock, type Log, PlatformError } from '@agentenv/core';
 import { ENVD_PORT } from '@agentenv/protocol';
+import { createStrictServer } from './strict-server.ts';
 
 /** Connections from inside at once; each may make the host hold a window of the channel, 256 KiB. */
 const MAX_CONNECTIONS = 256;
@@ -46,12 +47,15 @@ export function serveInside({ agent, clock, log, handle }: InsideOptions): Async
 
   // Never listens itself. Silence is timed here, as Node's own timers need a real socket.
   const limits = { requestTimeout: 0, keepAliveTimeout: IDLE_MS, maxHeaderSize: MAX_HEADER_BYTES };
-  const server = createServer(limits, (request, response) => {
-    const { socket } = request;
-    count(socket, 1);
-    response.setMaxListeners(MAX_LISTENERS);
-    response.once('close', () => count(socket, -1));
-    handle(request, response);
+  const server = createStrictServer({
+    ...{ clock, limits },
+    onRequest(request, response) {
+      const { socket } = request;
+      count(socket, 1);
+      response.setMaxListeners(MAX_LISTENERS);
+      response.once('close', () => count(socket, -1));
+      handle(request, response);
+    },
   });
 
   function accept(socket: Duplex): void {

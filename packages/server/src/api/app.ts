@@ -73,8 +73,13 @@ export async function createApp(deps: AppDependencies): Promise<ControlPlane> {
     routerOptions: { maxParamLength: MAX_PARAMETER },
     // Its answer would not be one of ours; see createDrain.
     return503OnClosing: false,
+    // The server answers them itself; the handler that is the default would destroy their connections under the answer.
+    clientErrorHandler: () => undefined,
     serverFactory: (handler) =>
-      createHttpServer(inContext(contexts, deps.dataPlane), drain.count(handler), deps.listenerLimits),
+      createHttpServer(inContext(contexts, deps.dataPlane), drain.count(handler), {
+        clock: deps.clock,
+        ...(deps.listenerLimits === undefined ? {} : { limits: deps.listenerLimits }),
+      }),
     frameworkErrors: (error, request, reply) => {
       // Paths that cannot be decoded never reach a route.
       observer.begin(request, reply);

@@ -1,7 +1,5 @@
-import { STATUS_CODES } from 'node:http';
-import type { Socket } from 'node:net';
 import { type Log, PlatformError } from '@agentenv/core';
-import { ERROR_CATALOGUE, type ErrorCode } from '@agentenv/protocol';
+import type { ErrorCode } from '@agentenv/protocol';
 import type { components } from '@agentenv/protocol/control-plane';
 import type { FastifyReply } from 'fastify';
 
@@ -72,38 +70,4 @@ const LOGGED_BEFORE: ReadonlySet<ErrorCode> = new Set(['create_failed']);
 /** A mistake of the client, something that is not built, or a server that says when to come back: nobody's fault here. */
 function isRefusal(error: PlatformError): boolean {
   return error.mapping.http < 500 || error.code === 'not_implemented' || error.retryAfterSeconds !== undefined;
-}
-
-const PARSER_ERRORS: Readonly<Record<string, { code: ErrorCode; message: string }>> = {
-  HPE_HEADER_OVERFLOW: { code: 'header_too_large', message: 'the request headers are too large' },
-  ERR_HTTP_REQUEST_TIMEOUT: { code: 'request_timeout', message: 'the request did not arrive in time' },
-};
-
-/**
- * Answers bytes that are not an HTTP request, on the bare socket, and ends the connection.
- * Connections that broke by themselves are only let go of.
- */
-export function answerClientError(error: NodeJS.ErrnoException, socket: Socket): void {
-  if (error.code === 'ECONNRESET' || !socket.writable || socket.bytesWritten > 0) {
-    socket.destroy();
-    return;
-  }
-  const known = PARSER_ERRORS[error.code ?? ''] ?? { code: 'invalid_argument', message: 'the request is malformed' };
-  endWithError(socket, ERROR_CATALOGUE[known.code].http, known.message);
-}
-
-/** Answers on the bare socket, where there is no response to write to, and ends the connection. */
-export function endWithError(socket: Socket, status: number, message: string): void {
-  const body = JSON.stringify({ code: status, message } satisfies ErrorBody);
-  socket.end(
-    [
-      `HTTP/1.1 ${status} ${STATUS_CODES[status] ?? ''}`,
-      'content-type: application/json; charset=utf-8',
-      `content-length: ${Buffer.byteLength(body)}`,
-      'connection: close',
-      '',
-      body,
-    ].join('\r\n'),
-    () => socket.destroySoon(),
-  );
 }

@@ -1,8 +1,8 @@
-import { createServer, type IncomingMessage, type RequestListener, type Server, type ServerResponse } from 'node:http';
+import type { RequestListener, Server } from 'node:http';
 import type { Socket } from 'node:net';
-import { ERROR_CATALOGUE } from '@agentenv/protocol';
+import { type Clock, PlatformError } from '@agentenv/core';
+import { createStrictServer, endWithError, headFault, limitUnreadBody } from '@agentenv/envd';
 import type { DataPlane } from '../proxy/data-plane.ts';
-import { answerClientError, endWithError } from './errors.ts';
 
 /** Longest head of a request, bytes: signed URLs and metadata filters are long, cookies are not ours. */
 export const MAX_HEADER_BYTES = 32 * 1024;
@@ -31,42 +31,44 @@ type HalfOpenServer = Server & { httpAllowHalfOpen: boolean };
 export function createHttpServer(
   dataPlane: DataPlane,
   controlPlane: RequestListener,
-  limits: ListenerLimits = LISTENER_LIMITS,
+  { clock, limits = LISTENER_LIMITS }: { readonly clock: Clock; readonly limits?: ListenerLimits },
 ): Server {
-  const server = createServer({
-    maxHeaderSize: MAX_HEADER_BYTES,
-    requestTimeout: 0,
-    headersTimeout: limits.headMs,
-    connectionsCheckingInterval: limits.checkMs,
-    keepAliveTimeout: KEEP_ALIVE_MS,
-    noDelay: true,
-    shouldUpgradeCallback: (request) => dataPlane.takesUpgrade(request),
+  const server = createStrictServer({
+    clock,
+    limits: {
+      maxHeaderSize: MAX_HEADER_BYTES,
+      requestTimeout: 0,
+      headersTimeout: limits.headMs,
+      connectionsCheckingInterval: limits.checkMs,
+      keepAliveTimeout: KEEP_ALIVE_MS,
+      noDelay: true,
+      shouldUpgradeCallback: (request) => headFault(request) === undefined && dataPlane.takesUpgrade(request),
+    },
+    onRequest(request, response) {
+      if (dataPlane.handle(request, response)) return;
+      limitUnreadBody(request, response, clock);
+      controlPlane(request, response);
+    },
+    onContinue(request, response) {
+      // A sandbox decides for itself whether it wants the body.
+      if (dataPlane.handle(request, response)) return;
+      limitUnreadBody(request, response, clock);
+      response.writeContinue();
+      controlPlane(request, response);
+    },
   }) as HalfOpenServer;
   // The size of the head is the limit; by number Node would leave the last ones out without a word.
   server.maxHeadersCount = 0;
   server.maxConnections = limits.maxConnections;
-  server.on('request', (request, response) => {
-    if (!dataPlane.handle(request, response)) controlPlane(request, response);
-  });
-  server.on('checkContinue', (request: IncomingMessage, response: ServerResponse) => {
-    // A sandbox decides for itself whether it wants the body.
-    if (dataPlane.handle(request, response)) return;
-    response.writeContinue();
-    controlPlane(request, response);
-  });
   server.on('upgrade', (request, socket, early) => dataPlane.upgrade(request, socket as Socket, early));
-  server.on('connect', (_request, socket) => refuseConnect(socket as Socket));
+  server.on('connect', (_request, socket) => {
+    endWithError(socket, new PlatformError('method_not_allowed', 'CONNECT is not supported'), clock);
+  });
   server.httpAllowHalfOpen = true;
   server.on('connection', (socket: Socket) => {
     socket.on('end', () => {
       if (!dataPlane.hearsOut(socket)) socket.end();
     });
   });
-  server.on('clientError', answerClientError);
   return server;
-}
-
-function refuseConnect(socket: Socket): void {
-  socket.on('error', () => socket.destroy());
-  endWithError(socket, ERROR_CATALOGUE.method_not_allowed.http, 'CONNECT is not supported');
 }

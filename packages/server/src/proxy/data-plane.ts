@@ -13,7 +13,7 @@ import { createExchange, type Forwarding } from './exchange.ts';
 import { createGuestConnections } from './guest-connections.ts';
 import { createHalfClose } from './half-close.ts';
 import { createPeerTrust } from './peer-trust.ts';
-import { hasBody } from './request-head.ts';
+import { expectsConsent, hasBody } from './request-head.ts';
 import { isReservedPath } from './reserved-paths.ts';
 import { createRouting, type Routing } from './routing.ts';
 import { createTunnel, type UpgradeRequest, writeRawAnswer } from './tunnel.ts';
@@ -103,6 +103,8 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
   const forwarding = { clock, log, open, idleTimeoutMs: limits.idleTimeoutMs };
   const exchange = createExchange(forwarding);
   const tunnel = createTunnel(forwarding);
+  /** Requests to upgrade that were let in, from the question whether they are to their connection. */
+  const upgrades = new WeakMap<IncomingMessage, Admitted | Asleep>();
 
   const awaken = createAwakening({ clock, log, orchestrator });
 
@@ -223,7 +225,7 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
       exchange(request, response, forward(admitted, undefined));
       return;
     }
-    if (request.headers.expect !== undefined && request.httpVersion !== '1.0') response.writeContinue();
+    if (expectsConsent(request)) response.writeContinue();
     nameRequest(request, response);
     request.url = routing.url;
     target.envd.handle(request, response);
@@ -289,11 +291,14 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
       // A body belongs to a request, not to whatever protocol comes behind it.
       if (hasBody(request)) return false;
       const decision = decide(request);
-      return (decision.kind === 'admitted' || decision.kind === 'asleep') && decision.routing.port !== ENVD_PORT;
+      const isTaken = decision.kind === 'admitted' || decision.kind === 'asleep';
+      if (!isTaken || decision.routing.port === ENVD_PORT) return false;
+      upgrades.set(request, decision);
+      return true;
     },
     upgrade(request, socket, early) {
-      const decision = decide(request);
-      if (decision.kind !== 'admitted' && decision.kind !== 'asleep') {
+      const decision = upgrades.get(request);
+      if (decision === undefined) {
         socket.destroy();
         return;
       }
@@ -316,7 +321,7 @@ export function createDataPlane(deps: DataPlaneDependencies): DataPlane {
           if (awake.kind === 'admitted') dig(asked, awake, onAnswer);
           else if (awake.kind === 'refused') {
             onAnswer(awake.answer.status);
-            writeRawAnswer(socket, awake.answer);
+            writeRawAnswer(socket, awake.answer, clock);
           } else socket.destroy();
         })
         .catch((error: unknown) => {

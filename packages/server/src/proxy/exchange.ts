@@ -3,10 +3,10 @@ import type { Duplex } from 'node:stream';
 import type { Clock, Log } from '@agentenv/core';
 import { limitUnreadBody, resetConnection } from '@agentenv/envd';
 import { type Asker, answerTo, type DataPlaneProblem, writeAnswer } from './answers.ts';
-import type { ConnectOutcome, ConnectTarget, OpenGuestConnection } from './guest-connections.ts';
+import { type ConnectTarget, type OpenGuestConnection, openFor } from './guest-connections.ts';
 import { createGuestRequest } from './guest-request.ts';
 import { removeHeader, trailersOf } from './header-fields.ts';
-import { hasBody, type RequestHeadOptions, requestHead } from './request-head.ts';
+import { expectsConsent, hasBody, type RequestHeadOptions, requestHead } from './request-head.ts';
 import { responseHead } from './response-head.ts';
 
 export interface ForwardingOptions {
@@ -142,27 +142,6 @@ export function createExchange({ clock, log, open, idleTimeoutMs }: ForwardingOp
   }
 }
 
-/** Opens a connection; undefined, with nothing left behind, when its client left meanwhile. */
-export async function openFor(
-  client: { once(event: 'close', listener: () => void): unknown; off(event: 'close', listener: () => void): unknown },
-  open: (signal: AbortSignal) => Promise<ConnectOutcome>,
-): Promise<ConnectOutcome | undefined> {
-  const gone = new AbortController();
-  const leave = (): void => gone.abort();
-  client.once('close', leave);
-  try {
-    const outcome = await open(gone.signal);
-    if (!gone.signal.aborted) return outcome;
-    if (outcome.kind === 'connected') outcome.stream.destroy();
-    return undefined;
-  } catch (error) {
-    if (gone.signal.aborted) return undefined;
-    throw error;
-  } finally {
-    client.off('close', leave);
-  }
-}
-
 /** Passes an answer on; false when it is none that HTTP allows. */
 function relay(request: IncomingMessage, answer: IncomingMessage, response: ServerResponse): boolean {
   const status = answer.statusCode ?? 0;
@@ -189,10 +168,6 @@ function relay(request: IncomingMessage, answer: IncomingMessage, response: Serv
 /** Sends a head before there is a body. Node's own way to do so would write it in UTF-8, and heads are bytes. */
 function flushHead(message: OutgoingMessage): void {
   message.write('', 'latin1');
-}
-
-function expectsConsent({ headers, httpVersion }: IncomingMessage): boolean {
-  return headers.expect !== undefined && httpVersion !== '1.0';
 }
 
 /** `100 Continue` for those who wait for it, early hints and the like for everybody who knows HTTP/1.1. */

@@ -102,6 +102,27 @@ export function createGuestConnections({ clock, log, maxConnections }: GuestConn
   }
 }
 
+/** Opens a connection; undefined, with nothing left behind, when its client left meanwhile. */
+export async function openFor(
+  client: { once(event: 'close', listener: () => void): unknown; off(event: 'close', listener: () => void): unknown },
+  open: (signal: AbortSignal) => Promise<ConnectOutcome>,
+): Promise<ConnectOutcome | undefined> {
+  const gone = new AbortController();
+  const leave = (): void => gone.abort();
+  client.once('close', leave);
+  try {
+    const outcome = await open(gone.signal);
+    if (!gone.signal.aborted) return outcome;
+    if (outcome.kind === 'connected') outcome.stream.destroy();
+    return undefined;
+  } catch (error) {
+    if (gone.signal.aborted) return undefined;
+    throw error;
+  } finally {
+    client.off('close', leave);
+  }
+}
+
 function isRefused(error: unknown): boolean {
   return error instanceof PlatformError && error.details.status === 'REFUSED';
 }

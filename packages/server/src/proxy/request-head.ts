@@ -29,7 +29,11 @@ const INTERNAL: ReadonlySet<string> = new Set([
   HEADERS.trafficAccessToken,
 ]);
 
+/** What proxies tell of a request beside what we tell anew; only those that are trusted are believed. */
+const TOLD_BY_PROXIES: ReadonlySet<string> = new Set(['x-real-ip', 'x-client-ip', 'x-cluster-client-ip']);
+/** Made anew for every request. */
 const FORWARDED: ReadonlySet<string> = new Set([
+  'forwarded',
   'x-forwarded-for',
   'x-forwarded-host',
   'x-forwarded-proto',
@@ -45,11 +49,13 @@ const FORWARDED: ReadonlySet<string> = new Set([
 export function requestHead(request: IncomingMessage, options: RequestHeadOptions): string[] {
   const { headers } = request;
   const nominated = nominatedBy(headers.connection);
+  const believed = options.trusts(request.socket.remoteAddress);
   const head: string[] = ['Host', hostFor(request, options)];
   const cookies: string[] = [];
   forEachHeader(request.rawHeaders, (name, value, lower) => {
     if (lower === 'host' || HOP_BY_HOP.has(lower) || INTERNAL.has(lower) || FORWARDED.has(lower)) return;
     if (nominated.has(lower)) return;
+    if (!believed && isToldByProxies(lower)) return;
     if (lower === HEADERS.accessToken && options.family === 'agentenv') return;
     if (carriesKey(lower, value, options.apiKey)) return;
     // A client of HTTP/1.0 does not wait for anybody's consent, and an upgrade has no body to consent to.
@@ -61,7 +67,7 @@ export function requestHead(request: IncomingMessage, options: RequestHeadOption
     else head.push(name, value);
   });
   if (cookies.length > 0) head.push('cookie', cookies.join('; '));
-  head.push(...framing(request), ...connection(request, options.upgrade), ...forwarded(request, options));
+  head.push(...framing(request), ...connection(request, options.upgrade), ...forwarded(request, options, believed));
   return head;
 }
 
@@ -76,6 +82,11 @@ export function hasBody(request: IncomingMessage): boolean {
   if (request.httpVersionMajor > 1) return !streamEndsWithHead(request);
   const length = request.headers['content-length'];
   return request.headers['transfer-encoding'] !== undefined || (length !== undefined && Number(length) !== 0);
+}
+
+/** Whether the client waits for a `100 Continue` before it sends its body. */
+export function expectsConsent({ headers, httpVersion }: IncomingMessage): boolean {
+  return headers.expect !== undefined && httpVersion !== '1.0';
 }
 
 function hasChunks(request: IncomingMessage): boolean {
@@ -107,9 +118,12 @@ function hostFor(request: IncomingMessage, { family, port, maskRequestHost }: Re
   return family === 'e2b' ? authorityOf(request) || local : local;
 }
 
-function forwarded(request: IncomingMessage, options: RequestHeadOptions): string[] {
+function isToldByProxies(lowerCaseName: string): boolean {
+  return TOLD_BY_PROXIES.has(lowerCaseName) || lowerCaseName.startsWith('x-forwarded-');
+}
+
+function forwarded(request: IncomingMessage, options: RequestHeadOptions, believed: boolean): string[] {
   const { socket, headers, method = '', url = '' } = request;
-  const believed = options.trusts(socket.remoteAddress);
   const told = (name: string): string | undefined => {
     const value = believed ? headers[name] : undefined;
     return Array.isArray(value) ? value.join(', ') : value;
@@ -124,6 +138,14 @@ function forwarded(request: IncomingMessage, options: RequestHeadOptions): strin
     ...(host === '' ? [] : ['X-Forwarded-Host', host]),
     ...['X-Forwarded-Proto', told('x-forwarded-proto') ?? (secure ? `${scheme}s` : scheme)],
   ];
+  // Nobody needs a second form of the same; one that a proxy began is carried on (RFC 7239 section 4).
+  const elements = told('forwarded');
+  if (elements !== undefined) head.push('Forwarded', `${elements}, for=${nodeName(client)}`);
   if (options.family === 'e2b') return head;
   return [...head, 'X-Forwarded-Method', method, 'X-Forwarded-Uri', url];
+}
+
+/** An address in `Forwarded`: one of IPv6 needs brackets and quotes (RFC 7239 section 6). */
+function nodeName(address: string): string {
+  return address.includes(':') ? `"[${address}]"` : address;
 }

@@ -1,18 +1,17 @@
 import { type IncomingMessage, STATUS_CODES } from 'node:http';
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
-import { resetSocket } from '@agentenv/envd';
+import type { Clock } from '@agentenv/core';
+import { closeAfterAnswer, resetSocket } from '@agentenv/envd';
 import { answerTo, type DataPlaneAnswer, type DataPlaneProblem, headersOf } from './answers.ts';
-import { type Forwarding, type ForwardingOptions, openFor } from './exchange.ts';
-import type { GuestConnection } from './guest-connections.ts';
+import type { Forwarding, ForwardingOptions } from './exchange.ts';
+import { type GuestConnection, openFor } from './guest-connections.ts';
 import { createGuestRequest } from './guest-request.ts';
 import { requestHead } from './request-head.ts';
 import { responseHead } from './response-head.ts';
 
 /** Longest wait for the answer to an upgrade, milliseconds (agentenv.md section 15.3). */
 const HANDSHAKE_TIMEOUT_MS = 30_000;
-/** How long a client may take to read the last answer of its connection, milliseconds. */
-const LINGER_MS = 1_000;
 
 /** What a client sent when it asked to upgrade its connection. */
 export interface UpgradeRequest {
@@ -35,7 +34,7 @@ export function createTunnel({ clock, log, open, idleTimeoutMs }: ForwardingOpti
     const refuse = (problem: DataPlaneProblem): void => {
       const answer = answerTo(problem, forwarding.asker);
       onAnswer(answer.status);
-      writeRawAnswer(socket, answer);
+      writeRawAnswer(socket, answer, clock);
     };
     const outcome = await openFor(socket, (signal) => open(forwarding.target, port, signal));
     if (outcome === undefined) return;
@@ -80,7 +79,7 @@ export function createTunnel({ clock, log, open, idleTimeoutMs }: ForwardingOpti
     outgoing.once('response', (answer) => {
       settle();
       on.onAnswer(answer.statusCode ?? 0);
-      passRefusal(answer, socket);
+      passRefusal(answer, socket, clock);
       answer.once('end', leave);
     });
     outgoing.end();
@@ -121,7 +120,7 @@ function isOver(stream: Duplex): boolean {
 }
 
 /** Passes an answer that is no upgrade on as the last one of the connection. */
-function passRefusal(answer: IncomingMessage, socket: Socket): void {
+function passRefusal(answer: IncomingMessage, socket: Socket, clock: Clock): void {
   const head = [...responseHead(answer, false), 'Connection', 'close'];
   socket.write(rawHead(answer.statusCode ?? 0, answer.statusMessage ?? '', head), 'latin1');
   answer.on('error', () => resetSocket(socket));
@@ -129,21 +128,15 @@ function passRefusal(answer: IncomingMessage, socket: Socket): void {
     // Without a length the end of the connection is the end of the answer: a broken one must not end in order.
     if (!answer.complete) resetSocket(socket);
   });
-  answer.once('end', () => linger(socket));
-  answer.pipe(socket);
+  answer.once('end', () => closeAfterAnswer(socket, clock));
+  answer.pipe(socket, { end: false });
 }
 
 /** Answers a request to upgrade itself, and ends the connection. */
-export function writeRawAnswer(socket: Socket, answer: DataPlaneAnswer): void {
+export function writeRawAnswer(socket: Socket, answer: DataPlaneAnswer, clock: Clock): void {
   const head = [...Object.entries(headersOf(answer)).flat(), 'connection', 'close'];
-  socket.end(rawHead(answer.status, STATUS_CODES[answer.status] ?? '', head) + answer.body);
-  linger(socket);
-}
-
-/** Lets the client read the last answer: a connection closed with bytes unread would be reset under it. */
-function linger(socket: Socket): void {
-  socket.setTimeout(LINGER_MS);
-  socket.resume();
+  socket.write(rawHead(answer.status, STATUS_CODES[answer.status] ?? '', head) + answer.body);
+  closeAfterAnswer(socket, clock);
 }
 
 function rawHead(status: number, message: string, head: readonly string[]): string {

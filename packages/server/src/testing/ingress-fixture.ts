@@ -67,7 +67,9 @@ export async function startIngress(options: IngressOptions = {}): Promise<Ingres
     log,
     limits: { maxConnections: 200, idleTimeoutMs: 0, trustedProxies: [], ...options.limits },
   });
-  const server = createHttpServer(dataPlane, (_request, response) => response.end('control plane'));
+  const server = createHttpServer(dataPlane, (_request, response) => response.end('control plane'), {
+    clock: options.clock ?? testClock,
+  });
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
   const clients = new Set<Socket>();

@@ -4,6 +4,7 @@ import { createServer as createHttp2Server, type Http2Server, type ServerHttp2Se
 import type { AddressInfo } from 'node:net';
 import { createServer, type TLSSocket } from 'node:tls';
 import { type Clock, type Log, PlatformError } from '@agentenv/core';
+import { refuseRequest } from '@agentenv/envd';
 import { KEEP_ALIVE_MS, LISTENER_LIMITS, MAX_HEADER_BYTES } from '../api/http-server.ts';
 import { type CertificateFiles, loadCertificates, MIN_TLS_VERSION } from './certificates.ts';
 
@@ -25,12 +26,18 @@ export interface SecureListener extends AsyncDisposable {
 }
 
 const CHECK_MS = 30_000;
+const HEAD_TOO_LARGE = 'the request headers are too large';
 
 /** Longest handshake, milliseconds. */
 const HANDSHAKE_TIMEOUT_MS = 10_000;
 /** Requests one HTTP/2 connection may have under way: as many as the pools of the E2B SDK send (contract e2b.md 1.1). */
 const MAX_STREAMS = 2_000;
-const MAX_HEADER_PAIRS = 600;
+/**
+ * What the protocol library takes of one head, bytes with 32 for each field, and fields: so much more than we do that a
+ * head of any other client's library arrives and can be refused in words. The library only resets.
+ */
+const MAX_RECEIVED_HEADER_BYTES = 256 * 1024;
+const MAX_RECEIVED_HEADERS = MAX_RECEIVED_HEADER_BYTES / 32;
 
 /**
  * Listens with TLS and offers HTTP/2 and HTTP/1.1 (WebSockets, which browsers open with HTTP/1.1). The certificate is
@@ -46,7 +53,7 @@ export async function openSecureListener(options: SecureListenerOptions): Promis
       onChange: () => server.setSecureContext({ ...certificates.standard, minVersion: MIN_TLS_VERSION }),
     }),
   );
-  const http2 = createFront(http);
+  const http2 = createFront(http, clock);
   const sockets = new Set<TLSSocket>();
   const server = createServer({
     ...certificates.standard,
@@ -91,20 +98,29 @@ export async function openSecureListener(options: SecureListenerOptions): Promis
 }
 
 /** HTTP/2 in front of the same handlers: its requests and answers have the interface of HTTP/1 ones. */
-function createFront(http: HttpServer): Http2Server {
+function createFront(http: HttpServer, clock: Clock): Http2Server {
   const front = createHttp2Server({
-    settings: { maxConcurrentStreams: MAX_STREAMS, maxHeaderListSize: MAX_HEADER_BYTES },
-    maxHeaderListPairs: MAX_HEADER_PAIRS,
+    settings: { maxConcurrentStreams: MAX_STREAMS, maxHeaderListSize: MAX_RECEIVED_HEADER_BYTES },
+    maxHeaderListPairs: MAX_RECEIVED_HEADERS,
   });
-  for (const event of ['request', 'checkContinue'] as const) {
-    front.on(event, (request, response) => {
-      http.emit(event, request as unknown as IncomingMessage, response as unknown as ServerResponse);
+  for (const event of ['request', 'checkContinue', 'checkExpectation'] as const) {
+    front.on(event, (...both) => {
+      const [request, response] = both as unknown as [IncomingMessage, ServerResponse];
+      if (headBytes(request) <= MAX_HEADER_BYTES) http.emit(event, request, response);
+      else refuseRequest(request, response, new PlatformError('header_too_large', HEAD_TOO_LARGE), clock);
     });
   }
   front.on('session', closeWhenIdle);
   // Faults of a connection; it is closed by then, and its streams know.
   front.on('sessionError', () => {});
   return front;
+}
+
+/** The size of a head as the parser of HTTP/1 counts it: names and values. */
+function headBytes({ rawHeaders }: IncomingMessage): number {
+  let bytes = 0;
+  for (const text of rawHeaders) bytes += text.length;
+  return bytes;
 }
 
 /** Ends a connection on which nothing was under way for the time of any other. */

@@ -234,7 +234,7 @@ function extensionUrl(config: Config): string | undefined {
 
 function openHooks({ config, clock, log }: ServerOptions): SandboxHooks {
   const url = extensionUrl(config);
-  if (url !== undefined) log.info({ url }, 'the custom extension is asked about every sandbox');
+  if (url !== undefined) log.info({ extension: url }, 'the custom extension is asked about every sandbox');
   const timeoutMs = config['custom_extension.timeout_ms'];
   return createSandboxHooks({
     client: url === undefined ? undefined : createExtensionClient({ url, timeoutMs, clock }),

@@ -39,6 +39,21 @@ describe('resume by traffic', () => {
     expect(resumes(harness)).toBe(1);
   });
 
+  test('waits for a pause that is under way', async () => {
+    const harness = await startLifecycle();
+    const { id } = await harness.orchestrator.create({ ...CREATE_BASE, autoResume: true, timeoutSeconds: 77 });
+    const capture = harness.world.faults.next('capture', { kind: 'hang' });
+    const pausing = harness.orchestrator.pause(id);
+    await capture.hit;
+    expect(harness.orchestrator.target(id).kind).toBe('asleep');
+    const waking = harness.orchestrator.wake(id);
+    capture.release();
+    await pausing;
+    await waking;
+    expect(harness.orchestrator.target(id).kind).toBe('ready');
+    expect(resumes(harness)).toBe(1);
+  });
+
   test('leaves the sandbox paused when it fails, and the next request tries anew', async () => {
     const harness = await startLifecycle();
     const id = await paused(harness);

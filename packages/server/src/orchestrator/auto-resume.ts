@@ -5,6 +5,8 @@ export interface AutoResumeDependencies {
   readonly access: Pick<SandboxAccess, 'live'>;
   /** Resumes it for so many seconds, or joins the resume that is under way. */
   readonly resume: (id: string, timeoutSeconds: number) => Promise<unknown>;
+  /** Resolves when what is under way for it is done. */
+  readonly settled: (id: string) => Promise<unknown>;
 }
 
 /**
@@ -14,12 +16,15 @@ export interface AutoResumeDependencies {
  */
 export type AutoResume = (id: string) => Promise<void>;
 
-export function createAutoResume({ access, resume }: AutoResumeDependencies): AutoResume {
+export function createAutoResume({ access, resume, settled }: AutoResumeDependencies): AutoResume {
   const underWay = new Map<string, Promise<void>>();
 
   async function wake(id: string): Promise<void> {
     const { record } = access.live(id);
     if (!record.autoResume) throw new PlatformError('conflict', `sandbox '${record.id}' is not resumed by traffic`);
+    if (record.state === 'pausing') await settled(id);
+    // A pause that failed leaves it running.
+    if (access.live(id).record.state === 'running') return;
     try {
       await resume(id, record.timeoutSeconds);
     } catch (error) {
@@ -38,7 +43,7 @@ export function createAutoResume({ access, resume }: AutoResumeDependencies): Au
   };
 }
 
-/** Whether a request may resume it, or is served by the resume that is under way. */
+/** Whether a request may resume it, once the pause or the resume that is under way is done. */
 export function isWakeable({ state, autoResume }: SandboxRecord): boolean {
-  return autoResume && (state === 'paused' || state === 'resuming');
+  return autoResume && (state === 'pausing' || state === 'paused' || state === 'resuming');
 }

@@ -203,7 +203,10 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     ...{ table, queue, pausing, resuming, ending, clock, log, config },
     background: [forking, snapshotting],
   });
-  const wake = createAutoResume({ access, resume });
+  const wake = createAutoResume({
+    ...{ access, resume },
+    settled: (id) => queue.run(id, 'auto-resume', async () => undefined),
+  });
   let closing: Promise<void> | undefined;
 
   function accessToken(record: SandboxRecord): string | undefined {

@@ -25,11 +25,11 @@ export interface OrchestratorConfig {
    * until somebody sets one, or it ends (config `orchestrator.pause_failure`).
    */
   readonly pauseFailure: 'keep' | 'kill';
-  /** Longest orderly end of all sandboxes at shutdown. */
+  /** Longest pause of all sandboxes at shutdown. */
   readonly shutdownTimeoutMs: number;
   /** Children of one fork that are started at the same time. */
   readonly forkConcurrency: number;
-  /** Sandboxes that are ended at the same time at shutdown. */
+  /** Sandboxes that are paused at the same time at shutdown. */
   readonly shutdownConcurrency: number;
   /** Longest clean-up after a former server at start. */
   readonly reconcileTimeoutMs: number;

@@ -43,7 +43,7 @@ import { reconcileAtStart } from './reconcile.ts';
 import { createRecordKeeper } from './record-keeper.ts';
 import { requireDuration } from './requirements.ts';
 import { createResuming } from './resuming.ts';
-import { createSandboxAccess, sandboxNotFound } from './sandbox-access.ts';
+import { createSandboxAccess, sandboxNotFound, takesRequests } from './sandbox-access.ts';
 import { type Allocation, createSandboxTable, type SandboxEntry } from './sandbox-table.ts';
 import { createShutdown, shuttingDown } from './shutdown.ts';
 import { createSnapshotting } from './snapshotting.ts';
@@ -92,10 +92,6 @@ export interface OwnedOrchestrator extends Orchestrator {
 }
 
 const killedError = (): PlatformError => new PlatformError('killed', 'sandbox was killed');
-/** Under a snapshot or a fork a sandbox runs on (contract/README, "sandbox under snapshot or fork"). */
-function takesRequests(state: SandboxState): boolean {
-  return state === 'running' || state === 'snapshotting' || state === 'forking';
-}
 
 /**
  * Starts the orchestrator of this host: cleans up after a former server first, then accepts operations. Rejects when the

@@ -1,6 +1,7 @@
 import { type CaptureId, type Clock, callWithin, type Log, PlatformError, type UuidSource } from '@agentenv/core';
 import type { CaptureStore } from '@agentenv/storage';
 import { answerToCaller } from '../hooks/failure.ts';
+import { createBackgroundWork } from './background-work.ts';
 import { mapBounded } from './bounded-map.ts';
 import type { OrchestratorConfig } from './config.ts';
 import type { Creation } from './creation.ts';
@@ -38,7 +39,7 @@ const REFUSALS: ReadonlySet<PlatformError['code']> = new Set(['not_found', 'conf
 
 export function createForking(deps: ForkingDependencies): Forking {
   const { captures, clock, config, log } = deps;
-  const underWay = new Set<Promise<unknown>>();
+  const background = createBackgroundWork();
 
   /** The capture of a fork is in no record: what a crash leaves of it is removed by the next start. */
   async function begin(): Promise<CaptureDraft> {
@@ -85,13 +86,8 @@ export function createForking(deps: ForkingDependencies): Forking {
     async fork(id, request) {
       deps.refuseWhileClosing();
       requireDuration('timeout', request.timeoutSeconds);
-      const forking = fork(id, request);
-      const settled: Promise<unknown> = forking.catch(() => undefined).finally(() => underWay.delete(settled));
-      underWay.add(settled);
-      return await forking;
+      return await background.track(fork(id, request));
     },
-    async settled() {
-      await Promise.all(underWay);
-    },
+    settled: background.settled,
   };
 }

@@ -6,7 +6,7 @@ import type { Ending } from './ending.ts';
 import { toShownFailure } from './launch-failure.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
 import type { OwnerLog } from './owner-log.ts';
-import type { SandboxAccess } from './sandbox-access.ts';
+import { type SandboxAccess, sandboxConflict } from './sandbox-access.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 import { createStages } from './stages.ts';
 
@@ -154,9 +154,7 @@ export function createLiveCapture(deps: LiveCaptureDependencies): LiveCapture {
   ): Promise<void> {
     const { generation, record: source } = entry;
     if (generation === undefined) throw new PlatformError('internal', 'a sandbox that runs has no generation');
-    if (table.move(entry, operation) === undefined) {
-      throw new PlatformError('conflict', `sandbox '${source.id}' is ${source.state}`);
-    }
+    if (table.move(entry, operation) === undefined) throw sandboxConflict(source);
     const attempt: Attempt = {
       ...{ running: generation.running, guest: 'running', settled: Promise.resolve(), end: undefined },
     };

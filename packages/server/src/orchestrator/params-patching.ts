@@ -2,7 +2,7 @@ import { type ExtensionParams, type KeyedQueue, PlatformError, type SandboxRecor
 import { answerToCaller } from '../hooks/failure.ts';
 import type { SandboxHooks } from '../hooks/sandbox-hooks.ts';
 import type { RecordKeeper } from './record-keeper.ts';
-import type { SandboxAccess } from './sandbox-access.ts';
+import { type SandboxAccess, sandboxConflict, takesRequests } from './sandbox-access.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 
 /**
@@ -21,23 +21,18 @@ export function createParamsPatching(deps: {
 }): PatchParams {
   const { access } = deps;
 
-  const conflict = ({ record }: SandboxEntry): PlatformError =>
-    new PlatformError('conflict', `sandbox '${record.id}' is ${record.state}`);
-
   /** Snapshots and forks leave it running as far as anybody sees. */
   function stillRuns(id: string, before: SandboxRecord): SandboxEntry {
     const entry = access.live(id);
-    const { state, instanceId } = entry.record;
-    if (state === 'running' || state === 'snapshotting' || state === 'forking') {
-      if (instanceId === before.instanceId) return entry;
-      throw new PlatformError('conflict', `sandbox '${entry.record.id}' was paused meanwhile`);
-    }
-    throw conflict(entry);
+    const { id: sandboxId, state, instanceId } = entry.record;
+    if (!takesRequests(state)) throw sandboxConflict(entry.record);
+    if (instanceId === before.instanceId) return entry;
+    throw new PlatformError('conflict', `sandbox '${sandboxId}' was paused meanwhile`);
   }
 
   return async (id, patch) => {
     const entry = access.live(id);
-    if (entry.record.state !== 'running') throw conflict(entry);
+    if (entry.record.state !== 'running') throw sandboxConflict(entry.record);
     const before = entry.record;
     let answer: ExtensionParams;
     try {

@@ -20,6 +20,7 @@ import { toShownFailure } from './launch-failure.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
 import type { OwnerLog } from './owner-log.ts';
 import type { RecordKeeper } from './record-keeper.ts';
+import { sandboxConflict } from './sandbox-access.ts';
 import type { Generation, SandboxEntry, SandboxTable } from './sandbox-table.ts';
 import { createSocketGroup } from './socket-group.ts';
 import { createStages } from './stages.ts';
@@ -69,9 +70,7 @@ export function createPausing(deps: PausingDependencies): Pausing {
 
   /** What happens at once: no request reaches it any more, then those that are under way are cut off. */
   function withdraw(entry: SandboxEntry, generation: Generation): void {
-    if (table.move(entry, 'pause') === undefined) {
-      throw new PlatformError('conflict', `sandbox '${entry.record.id}' is ${entry.record.state}`);
-    }
+    if (table.move(entry, 'pause') === undefined) throw sandboxConflict(entry.record);
     deps.deadlines.delete(entry.record.id);
     generation.sockets.destroy();
     generation.sampling[Symbol.dispose]();

@@ -18,6 +18,7 @@ import type { LifecycleMetrics } from './lifecycle-metrics.ts';
 import type { OwnerLog } from './owner-log.ts';
 import type { Placement } from './placement.ts';
 import type { RecordKeeper } from './record-keeper.ts';
+import { sandboxConflict } from './sandbox-access.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 
 export interface Resuming {
@@ -100,9 +101,7 @@ export function createResuming(deps: ResumingDependencies): Resuming {
     async resume(entry, timeoutSeconds, signal) {
       const { id } = entry.record;
       const from = clock.now();
-      if (table.move(entry, 'resume') === undefined) {
-        throw new PlatformError('conflict', `sandbox '${id}' is ${entry.record.state}`);
-      }
+      if (table.move(entry, 'resume') === undefined) throw sandboxConflict(entry.record);
       entry.stage = 'prepare';
       deps.owner.resuming(id);
       try {

@@ -1,4 +1,11 @@
-import { OPERATION_RULES, PlatformError, type SandboxOperation, shorten } from '@agentenv/core';
+import {
+  OPERATION_RULES,
+  PlatformError,
+  type SandboxOperation,
+  type SandboxRecord,
+  type SandboxState,
+  shorten,
+} from '@agentenv/core';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 
 /** Looks sandboxes up for clients, by the rules of the state × operation matrix. */
@@ -12,6 +19,14 @@ export interface SandboxAccess {
 export const sandboxNotFound = (id: string): PlatformError =>
   new PlatformError('not_found', `sandbox '${shorten(id, 64)}' not found`);
 
+export const sandboxConflict = ({ id, state }: SandboxRecord): PlatformError =>
+  new PlatformError('conflict', `sandbox '${id}' is ${state}`);
+
+/** Under a snapshot or a fork a sandbox runs on (contract/README, "sandbox under snapshot or fork"). */
+export function takesRequests(state: SandboxState): boolean {
+  return state === 'running' || state === 'snapshotting' || state === 'forking';
+}
+
 export function createSandboxAccess(table: Pick<SandboxTable, 'get'>): SandboxAccess {
   function live(id: string): SandboxEntry {
     const entry = table.get(id);
@@ -23,7 +38,7 @@ export function createSandboxAccess(table: Pick<SandboxTable, 'get'>): SandboxAc
     allowed(id, operation) {
       const entry = live(id);
       if (OPERATION_RULES[operation][entry.record.state] === 'conflict') {
-        throw new PlatformError('conflict', `sandbox '${entry.record.id}' is ${entry.record.state}`);
+        throw sandboxConflict(entry.record);
       }
       return entry;
     },

@@ -1,6 +1,7 @@
 import { type Log, PlatformError, type SnapshotName, type SnapshotRecord } from '@agentenv/core';
 import type { SnapshotDraft, SnapshotRepository } from '@agentenv/storage';
 import type { TemplateCatalogue } from '../templates/template-catalogue.ts';
+import { createBackgroundWork } from './background-work.ts';
 import type { HeldCapture, LiveCapture } from './live-capture.ts';
 import type { SandboxTable } from './sandbox-table.ts';
 
@@ -32,7 +33,7 @@ const FAILED = 'the snapshot could not be published';
 
 export function createSnapshotting(deps: SnapshottingDependencies): Snapshotting {
   const { snapshots, templates, log } = deps;
-  const underWay = new Set<Promise<unknown>>();
+  const background = createBackgroundWork();
 
   async function publish(
     { source, draft }: HeldCapture<SnapshotDraft>,
@@ -66,10 +67,7 @@ export function createSnapshotting(deps: SnapshottingDependencies): Snapshotting
   return {
     async snapshot(id, name) {
       deps.refuseWhileClosing();
-      const taking = take(id, name === undefined ? undefined : templates.snapshotName(name));
-      const settled: Promise<unknown> = taking.catch(() => undefined).finally(() => underWay.delete(settled));
-      underWay.add(settled);
-      return await taking;
+      return await background.track(take(id, name === undefined ? undefined : templates.snapshotName(name)));
     },
     async deleteTemplate(reference) {
       deps.refuseWhileClosing();
@@ -81,8 +79,6 @@ export function createSnapshotting(deps: SnapshottingDependencies): Snapshotting
           ),
       );
     },
-    async settled() {
-      await Promise.all(underWay);
-    },
+    settled: background.settled,
   };
 }

@@ -39,7 +39,14 @@ function tcp(host: string, port: number, { timeoutMs, payload, expectBytes, keep
   });
 }
 
-function udp(host: string, port: number, timeoutMs: number, source: string | undefined): Promise<Attempt> {
+interface Datagram {
+  readonly timeoutMs: number;
+  readonly payload: string | Uint8Array;
+  readonly source: string | undefined;
+  readonly sourcePort: number;
+}
+
+function udp(host: string, port: number, { timeoutMs, payload, source, sourcePort }: Datagram): Promise<Attempt> {
   return new Promise((resolve) => {
     const socket = createSocket(host.includes(':') ? 'udp6' : 'udp4');
     const timer = setTimeout(() => finish('timeout'), timeoutMs);
@@ -51,7 +58,7 @@ function udp(host: string, port: number, timeoutMs: number, source: string | und
     socket.once('error', (error) => finish('code' in error ? String(error.code) : error.message));
     socket.once('message', (data) => finish('answered', data.toString()));
     // Connected, so that an ICMP error is reported.
-    socket.bind(0, source, () => socket.connect(port, host, () => socket.send('ping')));
+    socket.bind(sourcePort, source, () => socket.connect(port, host, () => socket.send(payload)));
   });
 }
 
@@ -65,16 +72,18 @@ async function dns(server: string, name: string, timeoutMs: number): Promise<Att
   }
 }
 
+/** A query for an address of `a.example`, behind its length as TCP wants it. */
+const DNS_QUERY = Buffer.from('001b12340100000100000000000001610765786d61706c650000010001', 'hex');
+
 /** One query over TCP by hand, because the resolver only falls back to it. */
 function dnsOverTcp(server: string, timeoutMs: number): Promise<Attempt> {
-  const query = Buffer.from('001d12340100000100000000000001610765786d61706c650000010001', 'hex');
   return new Promise((resolve) => {
     const socket = connect({ host: server, port: 53, timeout: timeoutMs });
     const finish = (outcome: string) => {
       socket.destroy();
       resolve({ outcome });
     };
-    socket.on('connect', () => socket.write(query));
+    socket.on('connect', () => socket.write(DNS_QUERY));
     socket.on('data', () => finish('answered'));
     socket.on('timeout', () => finish('timeout'));
     socket.on('error', (error) => finish('code' in error ? String(error.code) : error.message));
@@ -104,6 +113,7 @@ async function attempt(request: Record<string, unknown>): Promise<Attempt> {
     expectBytes = 1,
     keep,
     source,
+    sourcePort = 0,
   } = request as {
     readonly op: string;
     readonly host?: string;
@@ -113,9 +123,11 @@ async function attempt(request: Record<string, unknown>): Promise<Attempt> {
     readonly expectBytes?: number;
     readonly keep?: string;
     readonly source?: string;
+    readonly sourcePort?: number;
   };
   if (op === 'tcp') return tcp(host, port, { timeoutMs, payload, expectBytes, keep });
-  if (op === 'udp') return udp(host, port, timeoutMs, source);
+  if (op === 'udp') return udp(host, port, { timeoutMs, payload, source, sourcePort });
+  if (op === 'dns-udp') return udp(host, 53, { timeoutMs, payload: DNS_QUERY.subarray(2), source, sourcePort });
   if (op === 'dns') return dns(host, 'example.test', timeoutMs);
   if (op === 'dns-tcp') return dnsOverTcp(host, timeoutMs);
   if (op === 'send') return send(keep ?? '', payload, timeoutMs);

@@ -15,6 +15,8 @@ export type BuildId = Branded<'BuildId'>;
 export type InstanceId = Branded<'InstanceId'>;
 /** UUIDv7 of one stored capture of a sandbox; also the name of its directory. */
 export type CaptureId = Branded<'CaptureId'>;
+/** UUIDv7 of one thing that happened to a sandbox; of two events of one server the later has the greater. */
+export type EventId = Branded<'EventId'>;
 
 const ALPHABET = 'abcdefghijklmnopqrstuvwxyz0123456789';
 const RANDOM_LENGTH = 20;
@@ -58,6 +60,7 @@ export interface UuidSource {
   instanceId(): InstanceId;
   buildId(): BuildId;
   captureId(): CaptureId;
+  eventId(): EventId;
 }
 
 /** How far the wall clock may step back before a source starts a new sequence instead of going on, milliseconds. */
@@ -75,5 +78,11 @@ export function createUuidSource(deps: { readonly clock: Clock; readonly rng: Rn
     instanceId: () => next() as InstanceId,
     buildId: () => next() as BuildId,
     captureId: () => next() as CaptureId,
+    eventId: () => next() as EventId,
   };
+}
+
+/** When the source made this id, milliseconds since the epoch; undefined for what is no UUIDv7. */
+export function uuidTime(id: string): number | undefined {
+  return isUuid(id) && id.charAt(14) === '7' ? Number.parseInt(id.slice(0, 8) + id.slice(9, 13), 16) : undefined;
 }

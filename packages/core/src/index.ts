@@ -8,6 +8,7 @@ export * from './egress.ts';
 export * from './errors.ts';
 export * from './ids.ts';
 export * from './keyed-queue.ts';
+export * from './lifecycle-event.ts';
 export * from './listing.ts';
 export * from './log.ts';
 export * from './manifest.ts';

@@ -27,6 +27,8 @@ import { splitAddress } from './config/load.ts';
 import type { Config } from './config/schema.ts';
 import { delay } from './delay.ts';
 import { claimHome, claimRuntime } from './directory-lock.ts';
+import { createEventBus, DEFAULT_EVENT_BUS_LIMITS } from './events/event-bus.ts';
+import { createEventMetrics } from './events/event-metrics.ts';
 import { createExtensionClient } from './hooks/extension-client.ts';
 import { createSandboxHooks, type SandboxHooks } from './hooks/sandbox-hooks.ts';
 import { openHostBackend } from './host-backend.ts';
@@ -124,6 +126,11 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   );
   const templates = createTemplateCatalogue({ registry, snapshots, backend: host.backend });
   const observation = undo.use(createObservation({ config, clock, log, registry: metrics.registry }));
+  const eventMetrics = createEventMetrics(metrics.registry);
+  const events = createEventBus({
+    ...{ clock, ids, log, teamId: config['team.slug'], limits: DEFAULT_EVENT_BUS_LIMITS },
+    onPublished: eventMetrics.published,
+  });
   const orchestrator = undo.use(
     await createOrchestrator({
       ...{
@@ -138,6 +145,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
         ids,
         log,
         stages: metrics.stages,
+        events,
       },
       ...{ logs: observation.sandboxLogs, samples: observation.sandboxMetrics, hooks: openHooks(options) },
       tokens: {

@@ -4,6 +4,7 @@ import { SILENT_LOG } from '@agentenv/core';
 import { createFakeClock } from '@agentenv/core/testing';
 import { expect, it } from 'vitest';
 import { loadConfig } from '../config/load.ts';
+import { createEventMetrics } from '../events/event-metrics.ts';
 import { registerHostGauges } from './host-gauges.ts';
 import { createLifecycleCounters } from './lifecycle-counters.ts';
 import { createMetrics } from './metrics.ts';
@@ -20,6 +21,7 @@ interface Described {
 it('docs/observability.md has exactly the metrics there are, with their labels', async () => {
   const { registry } = createMetrics();
   createLifecycleCounters(registry);
+  createEventMetrics(registry);
   using _gauges = registerHostGauges(registry, {
     sandboxes: () => ({}),
     pool: () => ({ ready: 0, target: 0, hits: 0, misses: 0 }),

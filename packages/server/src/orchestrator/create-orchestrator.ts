@@ -26,6 +26,7 @@ import { createCreation } from './creation.ts';
 import { createDeadlineChanges } from './deadline-changes.ts';
 import { createDurableState } from './durable-state.ts';
 import { createEnding, type EndCause } from './ending.ts';
+import type { EventPublisher } from './event-publisher.ts';
 import { createExpiry } from './expiry.ts';
 import { createForking } from './forking.ts';
 import { createHeldRelease } from './held-release.ts';
@@ -72,6 +73,7 @@ export interface OrchestratorDependencies {
   /** What the owners of sandboxes get to read. */
   readonly logs: Pick<SandboxLogs, 'open' | 'append' | 'close'>;
   readonly samples: Pick<SandboxMetrics, 'attach'>;
+  readonly events: EventPublisher;
   readonly stages: StageMetrics;
   readonly metrics: LifecycleMetrics;
   readonly config: OrchestratorConfig;
@@ -110,6 +112,9 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     ledgerTimeoutMs: config.ledgerTimeoutMs,
   });
   metrics.reconciled(reconciled.ended);
+  for (const record of reconciled.lost) {
+    deps.events.publish(record, { type: 'sandbox.lifecycle.killed', reason: 'server-restarted', ranSince: undefined });
+  }
 
   const keeper = createRecordKeeper({ ledger: deps.ledger, clock, log, timeoutMs: config.ledgerTimeoutMs });
   const owner = createOwnerLog(deps.logs);
@@ -139,7 +144,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     onOverdue,
   });
   const access = createSandboxAccess(table);
-  const changeDeadline = createDeadlineChanges({ table, access, queue, deadlines, keeper, clock, owner });
+  const changeDeadline = createDeadlineChanges({ ...deps, table, access, queue, deadlines, keeper, owner });
   const changeNetwork = createNetworkChanges({ ...deps, table, access, queue, keeper, owner });
   const ending = createEnding({
     table,
@@ -150,6 +155,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     owner,
     metrics,
     stages: deps.stages,
+    events: deps.events,
     retryMs: config.releaseRetryMs,
   });
   const launch = createLaunch({
@@ -165,6 +171,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     owner,
     samples: deps.samples,
     stages: deps.stages,
+    events: deps.events,
     config,
     onRuntimeEnded,
   });

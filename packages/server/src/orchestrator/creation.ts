@@ -67,8 +67,7 @@ export interface Creation {
 }
 
 /** What a new sandbox starts from. */
-interface Origin {
-  readonly operation: LaunchRequest['operation'];
+interface Origin extends Pick<LaunchRequest, 'operation' | 'event'> {
   readonly source: LaunchSource;
   readonly onReady: (record: SandboxRecord) => void;
 }
@@ -79,6 +78,7 @@ interface Admitted {
 }
 
 const FAILED = 'the sandbox could not be started';
+const CREATED = { type: 'sandbox.lifecycle.created' } as const;
 
 export function createCreation(deps: CreationDependencies): Creation {
   const { clock, config, ending, log, metrics, table } = deps;
@@ -162,14 +162,14 @@ export function createCreation(deps: CreationDependencies): Creation {
   /** The step of the sandbox's own queue. When it was aborted, whoever did that undoes it; otherwise it undoes itself. */
   async function start(
     { entry, reservation }: Admitted,
-    { operation, source, onReady }: Origin,
+    { operation, source, event, onReady }: Origin,
     signal: AbortSignal,
   ): Promise<SandboxRecord> {
     try {
       const { record: planned } = entry;
       const record = await deps.launch(
         entry,
-        { operation, source, record: planned, timeoutSeconds: planned.timeoutSeconds },
+        { operation, source, event, record: planned, timeoutSeconds: planned.timeoutSeconds },
         signal,
       );
       reservation.settle();
@@ -209,7 +209,12 @@ export function createCreation(deps: CreationDependencies): Creation {
     async createCold(request) {
       check(request);
       const source: LaunchSource = { kind: 'image', rootfs: request.rootfs };
-      return await launch(() => newColdRecord(request), { operation: 'create_cold', source, onReady() {} });
+      return await launch(() => newColdRecord(request), {
+        operation: 'create_cold',
+        source,
+        event: CREATED,
+        onReady() {},
+      });
     },
     async create(request) {
       check(request);
@@ -217,11 +222,17 @@ export function createCreation(deps: CreationDependencies): Creation {
       const { snapshot } = template;
       const onReady = (record: SandboxRecord): void => deps.templates.spawned(record);
       const source: LaunchSource = { kind: 'capture', snapshot };
-      return await launch(() => newRecord(request, template), { operation: 'create_warm', source, onReady });
+      return await launch(() => newRecord(request, template), {
+        operation: 'create_warm',
+        source,
+        event: CREATED,
+        onReady,
+      });
     },
     createChild({ source, snapshot }, timeoutSeconds) {
       const child = (): SandboxRecord => ({ ...source, ...newIdentity(), timeoutSeconds });
-      return launch(child, { operation: 'fork', source: { kind: 'capture', snapshot }, onReady() {} });
+      const event = { type: 'sandbox.lifecycle.forked', sourceSandboxId: source.id } as const;
+      return launch(child, { operation: 'fork', source: { kind: 'capture', snapshot }, event, onReady() {} });
     },
     countFailures(code, count) {
       createFails += count;

@@ -7,6 +7,7 @@ import {
   type SandboxOperation,
   type SandboxRecord,
 } from '@agentenv/core';
+import type { EventPublisher } from './event-publisher.ts';
 import type { OwnerLog } from './owner-log.ts';
 import type { RecordKeeper } from './record-keeper.ts';
 import type { SandboxAccess } from './sandbox-access.ts';
@@ -31,6 +32,7 @@ export function createDeadlineChanges(deps: {
   readonly keeper: RecordKeeper;
   readonly clock: Clock;
   readonly owner: Pick<OwnerLog, 'timeoutChanged'>;
+  readonly events: EventPublisher;
 }): ChangeDeadline {
   return async (id, operation, policy, seconds) => {
     deps.access.allowed(id, operation);
@@ -46,6 +48,7 @@ export function createDeadlineChanges(deps: {
       deps.deadlines.set(id, deadline);
       entry.failedPauses = 0;
       deps.owner.timeoutChanged(changed, operation);
+      deps.events.publish(changed, { type: 'sandbox.lifecycle.updated', updated: 'timeout', deadline });
       return entry.record;
     });
   };

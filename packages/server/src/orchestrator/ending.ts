@@ -1,12 +1,14 @@
 import {
   type Clock,
   type DeadlineQueue,
+  generationBegan,
   type KeyedQueue,
   type Log,
   PlatformError,
   type SandboxEvent,
 } from '@agentenv/core';
 import type { StageMetrics } from '../observability/metrics.ts';
+import type { EventPublisher } from './event-publisher.ts';
 import type { EndReason, LifecycleMetrics } from './lifecycle-metrics.ts';
 import type { OwnerLog } from './owner-log.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
@@ -43,6 +45,7 @@ export interface EndingDependencies {
   readonly owner: Pick<OwnerLog, 'ends'>;
   readonly metrics: Pick<LifecycleMetrics, 'ended' | 'releaseFailed'>;
   readonly stages: StageMetrics;
+  readonly events: EventPublisher;
   readonly retryMs: number;
 }
 
@@ -56,6 +59,7 @@ export function createEnding(deps: EndingDependencies): Ending {
 
   /** What happens at once. */
   function vanish(entry: SandboxEntry, cause: EndCause): void {
+    const { record: before } = entry;
     if (table.move(entry, cause.event) === undefined) return; // it has vanished already
     const { id, instanceId, templateId, startedAt } = entry.record;
     deps.deadlines.delete(id);
@@ -65,6 +69,10 @@ export function createEnding(deps: EndingDependencies): Ending {
     const fields = { sandboxId: id, instanceId, templateId, reason: cause.reason, detail: cause.detail };
     log.info({ ...fields, ageMs: deps.clock.now() - startedAt }, 'sandbox ends');
     deps.owner.ends(id, cause);
+    // What never ran was never told of.
+    if (before.state === 'creating') return;
+    const ranSince = entry.generation === undefined ? undefined : generationBegan(before);
+    deps.events.publish(before, { type: 'sandbox.lifecycle.killed', reason: cause.reason, ranSince });
   }
 
   function forgetRetry(entry: SandboxEntry): void {

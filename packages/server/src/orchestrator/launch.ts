@@ -3,6 +3,7 @@ import {
   callWithin,
   type DeadlineQueue,
   deadlineAfter,
+  type LifecycleChange,
   type Log,
   PlatformError,
   type SandboxRecord,
@@ -21,6 +22,7 @@ import type { StageMetrics } from '../observability/metrics.ts';
 import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
 import type { OrchestratorConfig } from './config.ts';
 import { createEngineStart } from './engine-start.ts';
+import type { EventPublisher } from './event-publisher.ts';
 import type { OwnerLog } from './owner-log.ts';
 import type { RecordKeeper } from './record-keeper.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
@@ -40,6 +42,7 @@ export interface LaunchDependencies {
   readonly owner: Pick<OwnerLog, 'journal' | 'agentLost'>;
   readonly samples: Pick<SandboxMetrics, 'attach'>;
   readonly stages: StageMetrics;
+  readonly events: EventPublisher;
   readonly config: OrchestratorConfig;
   /** Called when a generation is gone without being asked. */
   readonly onRuntimeEnded: (entry: SandboxEntry, end: RuntimeEnd) => void;
@@ -62,6 +65,8 @@ export interface LaunchRequest {
   /** How long it may run from the moment it is ready, seconds. */
   readonly timeoutSeconds: number;
   readonly identity?: LaunchPlan['identity'];
+  /** What is told of it once it runs. */
+  readonly event: LifecycleChange;
 }
 
 /**
@@ -175,6 +180,7 @@ export function createLaunch(deps: LaunchDependencies): Launch {
         throw new PlatformError('internal', `a sandbox that is ${entry.record.state} cannot become ready`);
       }
       if (ready.deadline !== undefined) deps.deadlines.set(ready.id, ready.deadline);
+      deps.events.publish(entry.record, request.event);
       return entry.record;
     });
   };

@@ -1,6 +1,7 @@
 import { type Clock, callWithin, type KeyedQueue, type Log, PlatformError, type SandboxRecord } from '@agentenv/core';
 import type { RunningSandbox } from '@agentenv/runtime';
 import type { OrchestratorConfig } from './config.ts';
+import type { EventPublisher } from './event-publisher.ts';
 import type { EgressRules } from './orchestrator.ts';
 import type { OwnerLog } from './owner-log.ts';
 import type { RecordKeeper } from './record-keeper.ts';
@@ -21,6 +22,7 @@ export function createNetworkChanges(deps: {
   readonly clock: Clock;
   readonly log: Log;
   readonly owner: Pick<OwnerLog, 'networkChanged' | 'networkFailed'>;
+  readonly events: EventPublisher;
   readonly config: Pick<OrchestratorConfig, 'releaseTimeoutMs' | 'killGraceMs'>;
 }): ChangeNetwork {
   const { clock, config, keeper, log, owner, table } = deps;
@@ -66,6 +68,7 @@ export function createNetworkChanges(deps: {
       signal.throwIfAborted();
       table.update(entry, changed);
       owner.networkChanged(changed);
+      deps.events.publish(changed, { type: 'sandbox.lifecycle.updated', updated: 'network', deadline: undefined });
     });
   };
 }

@@ -3,6 +3,7 @@ import {
   type Clock,
   callWithin,
   type DeadlineQueue,
+  generationBegan,
   type Log,
   PlatformError,
   type SandboxRecord,
@@ -15,6 +16,7 @@ import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
 import type { OrchestratorConfig } from './config.ts';
 import type { DurableState } from './durable-state.ts';
 import type { Ending } from './ending.ts';
+import type { EventPublisher } from './event-publisher.ts';
 import type { HeldRelease } from './held-release.ts';
 import { toShownFailure } from './launch-failure.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
@@ -46,6 +48,7 @@ export interface PausingDependencies {
   readonly owner: Pick<OwnerLog, 'pausing' | 'paused' | 'pauseFailed'>;
   readonly samples: Pick<SandboxMetrics, 'attach'>;
   readonly stages: StageMetrics;
+  readonly events: EventPublisher;
   readonly metrics: Pick<LifecycleMetrics, 'pauseSucceeded' | 'pauseFailed'>;
   readonly config: OrchestratorConfig;
 }
@@ -222,7 +225,9 @@ export function createPausing(deps: PausingDependencies): Pausing {
     table.update(entry, paused);
     entry.generation = undefined;
     entry.failedPauses = 0;
-    table.move(entry, 'stored');
+    if (table.move(entry, 'stored') !== undefined) {
+      deps.events.publish(entry.record, { type: 'sandbox.lifecycle.paused', ranSince: generationBegan(before) });
+    }
     deps.metrics.pauseSucceeded();
     deps.owner.paused(before.id);
     await deps.heldRelease.release(entry);

@@ -19,6 +19,8 @@ export interface Reconciled {
   readonly ended: number;
   /** Sandboxes that are paused, as the ledger has them. */
   readonly paused: readonly SandboxRecord[];
+  /** Sandboxes that are gone, though they had been ready once. */
+  readonly lost: readonly SandboxRecord[];
 }
 
 /**
@@ -67,5 +69,5 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
     log.warn(counts, 'ended what a former server of this host left behind');
   }
   if (paused.length > 0) log.info({ sandboxes: paused.length }, 'paused sandboxes of a former server are here');
-  return { ended, paused };
+  return { ended, paused, lost: over.filter(({ state }) => state !== 'creating') };
 }

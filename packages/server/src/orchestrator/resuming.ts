@@ -79,7 +79,8 @@ export function createResuming(deps: ResumingDependencies): Resuming {
       runtime: undefined,
     };
     const source = { kind: 'capture', snapshot } as const;
-    const plan = { operation: 'resume', source, record: resuming, timeoutSeconds, identity: 'kept' } as const;
+    const event = { type: 'sandbox.lifecycle.resumed' } as const;
+    const plan = { operation: 'resume', source, record: resuming, timeoutSeconds, identity: 'kept', event } as const;
     const running = await deps.launch(entry, plan, signal);
     reservation.settle();
     return running;

@@ -2,6 +2,7 @@ import { type Log, PlatformError, type SnapshotName, type SnapshotRecord } from 
 import type { SnapshotDraft, SnapshotRepository } from '@agentenv/storage';
 import type { TemplateCatalogue } from '../templates/template-catalogue.ts';
 import { createBackgroundWork } from './background-work.ts';
+import type { EventPublisher } from './event-publisher.ts';
 import type { HeldCapture, LiveCapture } from './live-capture.ts';
 import type { SandboxTable } from './sandbox-table.ts';
 
@@ -25,6 +26,7 @@ export interface SnapshottingDependencies {
   readonly snapshots: Pick<SnapshotRepository, 'begin' | 'publish'>;
   readonly templates: Pick<TemplateCatalogue, 'snapshotName' | 'remove'>;
   readonly log: Log;
+  readonly events: EventPublisher;
   /** Throws `unavailable` once the server shuts down. */
   readonly refuseWhileClosing: () => void;
 }
@@ -52,6 +54,8 @@ export function createSnapshotting(deps: SnapshottingDependencies): Snapshotting
         { sandboxId, buildId: record.buildId, templateId: record.templateId, name, tags },
         'snapshot is published',
       );
+      const { templateId: snapshotTemplateId, buildId: snapshotBuildId } = record;
+      deps.events.publish(source, { type: 'sandbox.lifecycle.checkpointed', snapshotTemplateId, snapshotBuildId });
       return record;
     } catch (error) {
       log.error({ sandboxId, err: error }, FAILED);

@@ -5,6 +5,7 @@ import {
   DEFAULT_ADMISSION_LIMITS,
   DEFAULT_NETWORK_POLICY,
   type HostCapacity,
+  type LifecycleChange,
   type SandboxRecord,
 } from '@agentenv/core';
 import {
@@ -87,6 +88,8 @@ export interface HarnessOptions {
   readonly logRetentionMs?: number;
 }
 
+export type PublishedEvent = LifecycleChange & { readonly sandbox: SandboxRecord };
+
 export interface LifecycleHarness {
   readonly orchestrator: OwnedOrchestrator;
   readonly templates: TemplateCatalogue;
@@ -101,6 +104,8 @@ export interface LifecycleHarness {
   readonly sandboxMetrics: SandboxMetrics;
   /** Calls of the life-cycle metrics, as `name` or `name:label`. */
   readonly counted: string[];
+  /** Lifecycle events, in order. */
+  readonly events: PublishedEvent[];
   /** Ends of guest API services, in order. */
   readonly envdEnds: string[];
   /** Runs ready work until `condition` holds, without moving the clock; fails after many turns. */
@@ -140,6 +145,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
   const disk = options.disk ?? createMemoryDisk();
   const log = createRecordingLog();
   const counted: string[] = [];
+  const events: PublishedEvent[] = [];
   const envdEnds: string[] = [];
   const memory = openMemoryLedger({ disk, log });
   const ledger = options.intercept === undefined ? memory : interceptLedger(memory, options.intercept);
@@ -212,6 +218,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     log,
     logs: sandboxLogs,
     samples: sandboxMetrics,
+    events: { publish: (sandbox, change) => events.push({ ...change, sandbox }) },
     stages,
     metrics: recordMetrics(counted),
     config,
@@ -231,6 +238,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     sandboxLogs,
     sandboxMetrics,
     counted,
+    events,
     envdEnds,
     async until(condition) {
       for (let turn = 0; !condition(); turn++) {

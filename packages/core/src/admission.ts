@@ -64,6 +64,8 @@ export interface AdmissionStatus {
 export interface Admission {
   /** Synchronous, so that no two decisions see the same free place. Refused: `capacity` naming the limit, with `Retry-After`. */
   reserve(resources: Resources, host: HostCapacity): Reservation;
+  /** The place of a sandbox that runs already, as after a restart of the server: never refused, settled. */
+  occupy(resources: Resources): Reservation;
   status(): AdmissionStatus;
 }
 
@@ -125,21 +127,25 @@ export function createAdmission(limits: AdmissionLimits): Admission {
     }
   }
 
+  function take(item: Held): Reservation {
+    held.add(item);
+    return {
+      resources: item.resources,
+      settle() {
+        item.settled = true;
+      },
+      release() {
+        held.delete(item);
+      },
+    };
+  }
+
   return {
     reserve(resources, host) {
       check(resources, host);
-      const item: Held = { resources, settled: false };
-      held.add(item);
-      return {
-        resources,
-        settle() {
-          item.settled = true;
-        },
-        release() {
-          held.delete(item);
-        },
-      };
+      return take({ resources, settled: false });
     },
+    occupy: (resources) => take({ resources, settled: true }),
     status: () => ({
       sandboxes: held.size,
       starting: sum((item) => (item.settled ? 0 : 1)),

@@ -127,11 +127,23 @@ export interface CapturedSnapshot {
   release(): Promise<void>;
 }
 
-/** A generation the ledger knows about when a server starts. */
-export interface KnownInstance {
+/** A generation that should be running when a server starts, as the ledger has it. */
+export interface KnownInstance extends Pick<SlotCalls, 'afterStop'> {
   readonly sandboxId: SandboxId;
   readonly instanceId: InstanceId;
+  /** As its `RunningSandbox` had it; one that an older or newer server wrote may lack or have more. */
   readonly identity: Readonly<Record<string, unknown>> | undefined;
+  readonly resources: Resources;
+  /** 16 bytes, secret of this generation's channel. */
+  readonly channelKey: Uint8Array;
+}
+
+/** What became of the generations of a former server. */
+export interface Reconciliation {
+  /** How many were ended. */
+  readonly ended: number;
+  /** Known ones that go on. */
+  readonly adopted: readonly RunningSandbox[];
 }
 
 export interface BackendStatus {
@@ -153,9 +165,10 @@ export interface Backend extends AsyncDisposable {
   /** From a capture; resolves when the guest is activated and answers. Refuses a foreign or mismatching one (`conflict`) before anything starts. */
   restore(snapshot: StoredSnapshot, plan: LaunchPlan, signal?: AbortSignal): Promise<RunningSandbox>;
   /**
-   * Run once, before anything else: ends and cleans every generation a former server of this host left behind,
-   * known to the ledger or not. (Adoption of running ones comes with the lifecycle issue.)
+   * Run once, before anything else, over what a former server of this host left behind: known generations that can go on
+   * are adopted, one that was stopped for a capture runs again; everything else is ended and cleaned, known or not. A
+   * backend that cannot adopt ends all of them.
    */
-  reconcile(known: readonly KnownInstance[]): Promise<{ readonly ended: number }>;
+  reconcile(known: readonly KnownInstance[]): Promise<Reconciliation>;
   status(): BackendStatus;
 }

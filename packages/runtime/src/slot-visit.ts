@@ -5,12 +5,14 @@ import type { LiveSlot, SlotCalls, StartAdvice } from './backend.ts';
 export interface SlotVisit {
   /** What `calls.beforeStart` answers, or nothing when there is none. */
   begin(calls: SlotCalls, slot: LiveSlot, signal: AbortSignal): Promise<StartAdvice>;
+  /** Takes over a slot whose `beforeStart` a former server has called. */
+  takeOver(calls: Pick<SlotCalls, 'afterStop'>): void;
   /** To be called when the engine is gone and the slot is not given back yet. Concurrent and later calls join. */
   end(): Promise<void>;
 }
 
 export function createSlotVisit(): SlotVisit {
-  let begun: SlotCalls | undefined;
+  let begun: Pick<SlotCalls, 'afterStop'> | undefined;
   let ended: Promise<void> | undefined;
   return {
     async begin(calls, { networkNamespacePath, hostInteractionIp }, signal) {
@@ -20,6 +22,9 @@ export function createSlotVisit(): SlotVisit {
       }
       begun = calls;
       return await calls.beforeStart({ networkNamespacePath, hostInteractionIp }, signal);
+    },
+    takeOver(calls) {
+      begun = calls;
     },
     end() {
       ended ??= Promise.resolve(begun?.afterStop?.());

@@ -1,9 +1,17 @@
 import { PlatformError, type Resources } from '@agentenv/core';
 import { activationFor } from '../activation.ts';
-import type { Backend, LaunchPlan, RootFilesystem, RunningSandbox, StartAdvice, StoredSnapshot } from '../backend.ts';
+import type {
+  Backend,
+  KnownInstance,
+  LaunchPlan,
+  RootFilesystem,
+  RunningSandbox,
+  StartAdvice,
+  StoredSnapshot,
+} from '../backend.ts';
 import { assertRestorable, sameFingerprint } from '../fingerprint.ts';
 import { GUEST_ADDRESSING } from '../network/addressing.ts';
-import { createSlotVisit } from '../slot-visit.ts';
+import { createSlotVisit, type SlotVisit } from '../slot-visit.ts';
 import { bootImage, type GuestImage } from './guest.ts';
 import { createFakeRunning } from './running.ts';
 import { readManifest, readSnapshot, writeSnapshot } from './snapshot.ts';
@@ -46,6 +54,40 @@ export function createFakeBackend({
     return { directory, manifest };
   }
 
+  /** The machine is this server's from now on. */
+  function hold(
+    machine: FakeMachine,
+    { resources, channelKey }: Pick<LaunchPlan, 'resources' | 'channelKey'>,
+    visit: SlotVisit,
+  ): RunningSandbox {
+    const { guest, instanceId, rootfs, slot } = machine;
+    const facts = { backend: NAME, fingerprint, resources, rootfs, channelKey };
+    const sandbox = createFakeRunning({
+      world,
+      machine,
+      writeSnapshot: (directory) =>
+        writeSnapshot(world.artifacts, directory, guest.image(), { ...facts, createdAt: world.clock.now() }),
+      async releaseSlot() {
+        await visit.end();
+        slot.release();
+      },
+      onGone: () => running.delete(instanceId),
+    });
+    running.set(instanceId, sandbox);
+    return sandbox;
+  }
+
+  /** A known machine that runs goes on here; one that was stopped for a capture is let go. */
+  function adopt(known: KnownInstance): RunningSandbox | undefined {
+    const machine = world.machines.get(known.instanceId);
+    if (machine === undefined || machine.engine !== known.identity?.engine) return undefined;
+    const visit = createSlotVisit();
+    visit.takeOver(known);
+    const sandbox = hold(machine, known, visit);
+    machine.guest.go();
+    return sandbox;
+  }
+
   async function start(
     image: (advice: StartAdvice) => Promise<GuestImage>,
     rootfs: { readonly path: string },
@@ -65,7 +107,7 @@ export function createFakeBackend({
       const advice = await visit.begin(plan, slot, signal ?? new AbortController().signal);
       await world.faults.pass('start', signal);
       const { sandboxId, instanceId, network: policy } = plan;
-      machine = world.launch({ sandboxId, instanceId, policy, image: await image(advice) });
+      machine = world.launch({ sandboxId, instanceId, policy, rootfs, slot, image: await image(advice) });
       await world.faults.pass('activate', signal);
       machine.guest.activate(activationFor(plan, GUEST_ADDRESSING));
       machine.guest.go();
@@ -76,25 +118,7 @@ export function createFakeBackend({
       await releaseSlot();
       throw PlatformError.fromUnknown(error, 'the sandbox could not be started');
     }
-    const { guest } = machine;
-    const sandbox = createFakeRunning({
-      world,
-      machine,
-      plan,
-      writeSnapshot: (directory) =>
-        writeSnapshot(world.artifacts, directory, guest.image(), {
-          backend: NAME,
-          fingerprint,
-          resources: plan.resources,
-          rootfs,
-          channelKey: plan.channelKey,
-          createdAt: world.clock.now(),
-        }),
-      releaseSlot,
-      onGone: () => running.delete(plan.instanceId),
-    });
-    running.set(plan.instanceId, sandbox);
-    return sandbox;
+    return hold(machine, plan, visit);
   }
 
   return {
@@ -136,10 +160,11 @@ export function createFakeBackend({
       else misses++;
       return start(() => readSnapshot(world.artifacts, snapshot), snapshot.manifest.rootfs, plan, signal);
     },
-    async reconcile() {
+    async reconcile(known) {
+      const adopted = known.flatMap((instance) => adopt(instance) ?? []);
       const left = [...world.machines.values()].filter(({ instanceId }) => !running.has(instanceId));
       for (const machine of left) machine.end('stopped', 'left behind by a former server');
-      return { ended: left.length };
+      return { ended: left.length, adopted };
     },
     status: () => ({ pool: { ready: warmed.size, target: warmed.size, hits, misses } }),
     async [Symbol.asyncDispose]() {

@@ -1,5 +1,5 @@
 import { PlatformError, type SnapshotManifest } from '@agentenv/core';
-import type { LaunchPlan, RunningSandbox } from '../backend.ts';
+import type { RunningSandbox } from '../backend.ts';
 import { createFakeAgent } from './agent.ts';
 import type { FakeMachine, FakeWorld } from './world.ts';
 
@@ -8,7 +8,6 @@ type Phase = 'running' | 'frozen' | 'held' | 'ended';
 export interface FakeRunningDeps {
   readonly world: FakeWorld;
   readonly machine: FakeMachine;
-  readonly plan: LaunchPlan;
   readonly writeSnapshot: (directory: string) => Promise<SnapshotManifest>;
   /** The slot is given back; called as soon as the machine has ended. */
   readonly releaseSlot: () => Promise<void>;
@@ -17,8 +16,10 @@ export interface FakeRunningDeps {
 
 /** One running generation of the fake backend. */
 export function createFakeRunning(deps: FakeRunningDeps): RunningSandbox {
-  const { world, machine, plan, writeSnapshot, onGone } = deps;
-  const { guest } = machine;
+  const { world, machine, writeSnapshot, onGone } = deps;
+  const { guest, instanceId } = machine;
+  const holder = {};
+  machine.holder = holder;
   const agent = createFakeAgent(guest);
   let phase: Phase = 'running';
   let stopping: Promise<void> | undefined;
@@ -29,7 +30,8 @@ export function createFakeRunning(deps: FakeRunningDeps): RunningSandbox {
     return end;
   });
 
-  const released = ended.then(() => deps.releaseSlot());
+  // A server that is gone gives nothing back: what it had is the next one's.
+  const released = ended.then(() => (machine.holder === holder ? deps.releaseSlot() : undefined));
 
   function expectPhase(expected: Phase, operation: string): void {
     if (phase === expected) return;
@@ -44,8 +46,8 @@ export function createFakeRunning(deps: FakeRunningDeps): RunningSandbox {
   }
 
   const sandbox: RunningSandbox = {
-    instanceId: plan.instanceId,
-    identity: { backend: 'fake', engine: machine.engine, instanceId: plan.instanceId },
+    instanceId,
+    identity: { backend: 'fake', engine: machine.engine, instanceId },
     agent,
     ended,
     async freeze() {
@@ -67,7 +69,7 @@ export function createFakeRunning(deps: FakeRunningDeps): RunningSandbox {
         await world.faults.pass('capture', signal);
         const manifest = await writeSnapshot(directory);
         signal?.throwIfAborted();
-        if (world.machines.get(plan.instanceId) !== machine) throw new PlatformError('sandbox_unavailable', 'it ended');
+        if (world.machines.get(instanceId) !== machine) throw new PlatformError('sandbox_unavailable', 'it ended');
         return { manifest, async release() {} };
       } catch (error) {
         if (phase === 'held') {

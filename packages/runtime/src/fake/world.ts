@@ -13,7 +13,12 @@ export interface FakeMachine {
   readonly engine: string;
   readonly guest: FakeGuest;
   readonly ended: Promise<RuntimeEnd>;
+  /** The read-only image it was started from. */
+  readonly rootfs: { readonly path: string };
+  readonly slot: FakeSlot;
   policy: NetworkPolicy;
+  /** Who looks after it: the server that started it, or the one that adopted it. */
+  holder: object | undefined;
   /** Ends it: it leaves the host at once. */
   end(reason: RuntimeEndReason, detail: string): void;
 }
@@ -43,6 +48,8 @@ export interface FakeWorld {
     readonly instanceId: InstanceId;
     readonly image: GuestImage;
     readonly policy: NetworkPolicy;
+    readonly rootfs: { readonly path: string };
+    readonly slot: FakeSlot;
   }): FakeMachine;
 }
 
@@ -94,7 +101,7 @@ export function createFakeWorld({ clock, artifacts = createMemoryArtifacts() }: 
       for (const machine of machines.values()) if (machine.sandboxId === sandboxId) return machine;
       throw new PlatformError('not_found', `no machine runs sandbox ${sandboxId}`);
     },
-    launch({ sandboxId, instanceId, image, policy }) {
+    launch({ sandboxId, instanceId, image, policy, rootfs, slot }) {
       if (machines.has(instanceId)) throw new PlatformError('conflict', `instance ${instanceId} already runs`);
       const ended = Promise.withResolvers<RuntimeEnd>();
       const guest = new FakeGuest(image, {
@@ -108,6 +115,9 @@ export function createFakeWorld({ clock, artifacts = createMemoryArtifacts() }: 
         guest,
         ended: ended.promise,
         policy,
+        rootfs,
+        slot,
+        holder: undefined,
         end(reason, detail) {
           if (machines.get(instanceId) !== machine) return;
           machines.delete(instanceId);

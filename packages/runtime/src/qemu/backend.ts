@@ -311,7 +311,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     async reconcile() {
       using _alive = holdEventLoop();
       const { host } = await onHost();
-      return { ended: await removeLeftovers(host) };
+      return { ended: await removeLeftovers(host), adopted: [] };
     },
     status() {
       const sum: PoolStatus = {

@@ -402,15 +402,16 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
     });
 
     describe('reconcile', () => {
-      test('ends what a former server left, whether the ledger knows it or not', async () => {
+      test('ends what it does not know, and what an older server described too little of', async () => {
         const plan = planFor();
         const known = await backend.restore(template, plan);
         const unknown = await backend.restore(template, planFor());
         backend = await harness.crash();
-        const { ended } = await backend.reconcile([
-          { sandboxId: plan.sandboxId, instanceId: plan.instanceId, identity: known.identity },
-          { sandboxId: 'inever' as SandboxId, instanceId: 'never' as InstanceId, identity: undefined },
+        const { ended, adopted } = await backend.reconcile([
+          { ...plan, identity: { backend: known.identity.backend } },
+          { ...planFor(), sandboxId: 'inever' as SandboxId, instanceId: 'never' as InstanceId, identity: undefined },
         ]);
+        expect(adopted).toEqual([]);
         expect(ended).toBe(2);
         await expectClean();
         await Promise.all([known.ended, unknown.ended]);

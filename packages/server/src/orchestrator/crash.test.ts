@@ -36,7 +36,7 @@ const POINTS = WRITES.flatMap((write) => [['before', write] as const, ['after', 
 
 describe('after kill -9 of the server', () => {
   test.each(POINTS)(
-    '%s ledger write %i of create, timeout, kill the next start leaves no orphan',
+    '%s ledger write %i of create, timeout, kill the next start adopts what ran and leaves no orphan',
     async (when, write) => {
       const world = createFakeWorld({ clock: createFakeClock() });
       const disk = createMemoryDisk();
@@ -50,10 +50,18 @@ describe('after kill -9 of the server', () => {
       abandon(session());
       await dead.promise;
 
-      const left = world.machines.size;
+      const left = [...world.machines.values()].map(({ engine }) => engine);
+      // From the record of its running until its engine is stopped, which comes before the last write.
+      const runs = when === 'after' ? write === 2 || write === 3 : write === 3;
       const next = await startLifecycle({ world, disk, seed: 2 });
+      const listed = next.orchestrator.list(LIST_ALL).sandboxes;
+      expect(listed.map(({ state }) => state)).toEqual(runs ? ['running'] : []);
+      expect(next.stored().map((record) => record.id)).toEqual(listed.map((record) => record.id));
+      expect([...world.machines.values()].map(({ engine }) => engine)).toEqual(runs ? left : []);
+      expect(next.counted).toEqual([`reconciled:${runs ? 0 : left.length}`]);
+      for (const record of listed) await next.orchestrator.kill(record.id, 'test');
       expect(next.leftovers()).toEqual({});
-      expect(next.counted).toEqual([`reconciled:${left}`]);
+      expect(world.slots.inUse).toBe(0);
       // And it is a server like any other.
       const { id } = await next.orchestrator.create(CREATE_BASE);
       await next.orchestrator.kill(id, 'test');
@@ -63,10 +71,10 @@ describe('after kill -9 of the server', () => {
 
   /** Writes: two of the create, one of each pause, two of the resume, one of the kill. */
   const PAUSES = [
-    // What ran ends with its server …
-    ['before', 3, 'gone'],
-    ['after', 5, 'gone'],
-    ['before', 6, 'gone'],
+    // What ran runs on, also when it was held for a capture …
+    ['before', 3, 'running'],
+    ['after', 5, 'running'],
+    ['before', 6, 'running'],
     // … a pause that is on disk has happened, and a resume that is not there in full has not.
     ['after', 3, 'paused'],
     ['before', 4, 'paused'],
@@ -101,11 +109,13 @@ describe('after kill -9 of the server', () => {
       const next = await startLifecycle({ world, disk, seed: 2 });
       const listed = next.orchestrator.list(LIST_ALL).sandboxes;
       expect(listed).toEqual(next.stored().map((record) => next.orchestrator.get(record.id)));
-      expect(listed.map(({ state }) => state)).toEqual(expected === 'paused' ? ['paused'] : []);
-      expect(world.machines.size).toBe(0);
-      expect(disk.captures).toEqual(new Set(listed.map(({ capture }) => capture)));
+      expect(listed.map(({ state }) => state)).toEqual(expected === 'gone' ? [] : [expected]);
+      expect(world.machines.size).toBe(expected === 'running' ? 1 : 0);
+      const named = listed.flatMap(({ capture }) => capture ?? []);
+      expect(disk.captures).toEqual(new Set(named));
       for (const { id } of listed) {
-        expect((await next.orchestrator.connect(id, 10)).resumed).toBe(true);
+        expect((await next.orchestrator.connect(id, 10)).resumed).toBe(expected === 'paused');
+        expect(world.machines.size).toBe(1);
         expect(world.machineOf(id).guest.processes.map((process) => process.pid)).toEqual([pid]);
         await next.orchestrator.kill(id, 'test');
       }
@@ -156,6 +166,7 @@ describe('after kill -9 of the server', () => {
       expect(found.map(({ tags }) => (tags.length === 1 ? 'data' : 'former')).toSorted()).toEqual(expected);
       expect(disk.captures).toEqual(new Set(found.map(({ buildId }) => buildId)));
       if (write < 8) for (const buildId of acknowledged) expect(disk.captures).toContain(buildId);
+      for (const { id } of next.orchestrator.list(LIST_ALL).sandboxes) await next.orchestrator.kill(id, 'test');
       expect(next.leftovers()).toEqual({});
       for (const { buildId } of found) await next.orchestrator.create({ ...CREATE_BASE, template: buildId });
       // The name is in one piece: a new one takes it over.
@@ -187,9 +198,9 @@ describe('after kill -9 of the server', () => {
     for (let turn = 0; turn < 20; turn++) await former.clock.advance(0);
 
     const next = await startLifecycle({ world, disk, seed: 2 });
-    const listed = next.orchestrator.list(LIST_ALL).sandboxes.map(({ id }) => id);
-    expect(listed).toEqual(next.stored().map(({ id }) => id));
-    expect([...world.machines.values()].map(({ sandboxId }) => sandboxId)).toEqual(listed);
+    const listed = next.orchestrator.list(LIST_ALL).sandboxes.map(({ id }) => id).toSorted();
+    expect(listed).toEqual(next.stored().map(({ id }) => id).toSorted());
+    expect([...world.machines.values()].map(({ sandboxId }) => sandboxId).toSorted()).toEqual(listed);
     expect(disk.captures.size).toBe(0);
     for (const id of listed) await next.orchestrator.kill(id, 'test');
     expect(next.leftovers()).toEqual({});
@@ -261,7 +272,7 @@ describe('after kill -9 of the server', () => {
     expect((await next.orchestrator.connect(id, 10)).resumed).toBe(true);
   });
 
-  test('many sandboxes in every stage are gone, whatever the ledger knows of them', async () => {
+  test('many sandboxes in every stage run on or are gone, whatever the ledger knows of them', async () => {
     const world = createFakeWorld({ clock: createFakeClock() });
     const disk = createMemoryDisk();
     const dead = Promise.withResolvers<void>();
@@ -280,6 +291,8 @@ describe('after kill -9 of the server', () => {
     expect(world.machines.size + disk.sandboxes.size).toBeGreaterThan(0);
 
     const next = await startLifecycle({ world, disk, seed: 2 });
+    expect(next.orchestrator.list(LIST_ALL).sandboxes.length).toBe(world.machines.size);
+    for (const { id } of next.orchestrator.list(LIST_ALL).sandboxes) await next.orchestrator.kill(id, 'test');
     expect(next.leftovers()).toEqual({});
     expect(next.log.find('warn', 'former server')).toHaveLength(1);
   });
@@ -294,7 +307,50 @@ describe('after kill -9 of the server', () => {
     await dead.promise;
     expect(disk.sandboxes.size).toBeGreaterThan(0);
     const next = await startLifecycle({ world, disk, seed: 3 });
+    expect(next.orchestrator.list(LIST_ALL).sandboxes.length).toBe(world.machines.size);
+    for (const { id } of next.orchestrator.list(LIST_ALL).sandboxes) await next.orchestrator.kill(id, 'test');
     expect(next.leftovers()).toEqual({});
+  });
+
+  test('a sandbox that ran is reached, found by its token and has its deadline; one that is due ends at once', async () => {
+    const world = createFakeWorld({ clock: createFakeClock() });
+    const disk = createMemoryDisk();
+    const former = await startLifecycle({ world, disk });
+    const kept = await former.orchestrator.create({ ...CREATE_BASE, timeoutSeconds: 600 });
+    const due = await former.orchestrator.create({ ...CREATE_BASE, timeoutSeconds: 5 });
+    const clock = createFakeClock();
+    await clock.advance(former.clock.now() - clock.now() + 10_000);
+
+    const next = await startLifecycle({ world, disk, clock, seed: 2 });
+    await next.until(() => next.orchestrator.target(due.id).kind === 'not-found');
+    await next.until(() => next.stored().length === 1);
+    expect(next.orchestrator.get(kept.id).deadline).toBe(kept.deadline);
+    const target = next.orchestrator.target(kept.id);
+    if (target.kind !== 'ready') throw new Error(`the sandbox is ${target.kind}`);
+    expect((await target.agent.ping()).monotonicNs).toBeTypeOf('bigint');
+    expect(next.orchestrator.findByAccessToken(next.orchestrator.accessToken(kept) ?? '')).toBe(kept.id);
+    expect(next.admission.status()).toMatchObject({ sandboxes: 1, starting: 0 });
+    await clock.advance(600_000);
+    await next.until(() => next.stored().length === 0);
+    expect(next.leftovers()).toEqual({});
+    expect(world.slots.inUse).toBe(0);
+  });
+
+  test('an adopted sandbox is paused, resumed and adopted again', async () => {
+    const world = createFakeWorld({ clock: createFakeClock() });
+    const disk = createMemoryDisk();
+    const first = await startLifecycle({ world, disk });
+    const { id } = await first.orchestrator.create(CREATE_BASE);
+    const second = await startLifecycle({ world, disk, seed: 2 });
+    await second.orchestrator.pause(id);
+    await second.orchestrator.resume(id, 100);
+    const { engine } = world.machineOf(id);
+    const third = await startLifecycle({ world, disk, seed: 3 });
+    expect(world.machineOf(id).engine).toBe(engine);
+    world.machineOf(id).end('engine-died', 'killed by the test');
+    await third.until(() => third.stored().length === 0);
+    expect(third.leftovers()).toEqual({});
+    expect(world.slots.inUse).toBe(0);
   });
 
   test('the template is the same after a restart and its count goes on', async () => {

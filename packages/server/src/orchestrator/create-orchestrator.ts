@@ -2,7 +2,6 @@ import {
   type Admission,
   type Clock,
   createKeyedQueue,
-  createUndoStack,
   type Log,
   OPERATION_RULES,
   PlatformError,
@@ -20,6 +19,8 @@ import type { StageMetrics } from '../observability/metrics.ts';
 import type { SandboxLogs } from '../observability/sandbox-logs.ts';
 import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
 import type { TemplateCatalogue } from '../templates/template-catalogue.ts';
+import { takeOver } from './adoption.ts';
+import { createAttachment } from './attachment.ts';
 import { createAutoResume, isWakeable } from './auto-resume.ts';
 import type { OrchestratorConfig } from './config.ts';
 import { createCreation } from './creation.ts';
@@ -106,6 +107,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     ledger: deps.ledger,
     captures: deps.captures,
     snapshots: deps.snapshots,
+    hooks: deps.hooks,
     clock,
     log,
     timeoutMs: config.reconcileTimeoutMs,
@@ -158,22 +160,18 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     events: deps.events,
     retryMs: config.releaseRetryMs,
   });
+  const attachment = createAttachment({ ...deps, accessToken, owner, onRuntimeEnded });
   const launch = createLaunch({
     backend,
     hooks: deps.hooks,
     keeper,
     table,
     deadlines,
-    createEnvd: deps.createEnvd,
-    accessToken,
+    attachment,
     clock,
-    log,
-    owner,
-    samples: deps.samples,
     stages: deps.stages,
     events: deps.events,
     config,
-    onRuntimeEnded,
   });
   const { releaseTimeoutMs, releaseRetryMs } = config;
   const durable = createDurableState({ keeper, captures: deps.captures, clock, log, releaseTimeoutMs });
@@ -181,12 +179,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   const placement = createPlacement({ ...deps, releaseTimeoutMs });
   const pausing = createPausing({ ...deps, owner, table, deadlines, keeper, durable, heldRelease, ending });
   const resuming = createResuming({ ...deps, owner, table, keeper, heldRelease, placement, launch });
-  for (const record of reconciled.paused) {
-    const captures = new Set(record.capture === undefined ? [] : [record.capture]);
-    const held = createUndoStack({ clock, stepTimeoutMs: releaseTimeoutMs });
-    table.add(record, { held, captures, undo: durable.undoOf(record.id, captures) });
-    owner.found(record.id);
-  }
+  takeOver({ ...deps, table, durable, attachment, deadlines, owner, releaseTimeoutMs }, reconciled);
   const creation = createCreation({
     ...deps,
     placement,

@@ -1,32 +1,20 @@
 import {
   type Clock,
-  callWithin,
   type DeadlineQueue,
   deadlineAfter,
   type LifecycleChange,
-  type Log,
   PlatformError,
   type SandboxRecord,
 } from '@agentenv/core';
-import type { EnvdOptions, EnvdService } from '@agentenv/envd';
-import type {
-  Backend,
-  LaunchPlan,
-  RootFilesystem,
-  RunningSandbox,
-  RuntimeEnd,
-  StoredSnapshot,
-} from '@agentenv/runtime';
+import type { Backend, LaunchPlan, RootFilesystem, RunningSandbox, StoredSnapshot } from '@agentenv/runtime';
 import type { SandboxHooks } from '../hooks/sandbox-hooks.ts';
 import type { StageMetrics } from '../observability/metrics.ts';
-import type { SandboxMetrics } from '../observability/sandbox-metrics.ts';
+import type { Attachment } from './attachment.ts';
 import type { OrchestratorConfig } from './config.ts';
 import { createEngineStart } from './engine-start.ts';
 import type { EventPublisher } from './event-publisher.ts';
-import type { OwnerLog } from './owner-log.ts';
 import type { RecordKeeper } from './record-keeper.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
-import { createSocketGroup } from './socket-group.ts';
 import { createStages } from './stages.ts';
 
 export interface LaunchDependencies {
@@ -35,21 +23,12 @@ export interface LaunchDependencies {
   readonly keeper: RecordKeeper;
   readonly table: SandboxTable;
   readonly deadlines: DeadlineQueue;
-  readonly createEnvd: (options: EnvdOptions) => EnvdService;
-  readonly accessToken: (record: SandboxRecord) => string | undefined;
+  readonly attachment: Attachment;
   readonly clock: Clock;
-  readonly log: Log;
-  readonly owner: Pick<OwnerLog, 'journal' | 'agentLost'>;
-  readonly samples: Pick<SandboxMetrics, 'attach'>;
   readonly stages: StageMetrics;
   readonly events: EventPublisher;
   readonly config: OrchestratorConfig;
-  /** Called when a generation is gone without being asked. */
-  readonly onRuntimeEnded: (entry: SandboxEntry, end: RuntimeEnd) => void;
 }
-
-/** Longest orderly end of a guest API service, milliseconds; the engine must not have to wait for it. */
-const ENVD_END_TIMEOUT_MS = 1_000;
 
 /** What a generation starts from: a capture, or an image that has to boot. */
 export type LaunchSource =
@@ -77,7 +56,7 @@ export interface LaunchRequest {
 export type Launch = (entry: SandboxEntry, request: LaunchRequest, signal: AbortSignal) => Promise<SandboxRecord>;
 
 export function createLaunch(deps: LaunchDependencies): Launch {
-  const { clock, config, keeper, table } = deps;
+  const { attachment, clock, config, keeper, table } = deps;
 
   function startEngine(entry: SandboxEntry, request: LaunchRequest, signal: AbortSignal): Promise<RunningSandbox> {
     const { record } = entry;
@@ -106,46 +85,6 @@ export function createLaunch(deps: LaunchDependencies): Launch {
     );
   }
 
-  /** Tells of the end of this generation as long as it is the sandbox's; the answer knows whether it has ended. */
-  function watch(entry: SandboxEntry, running: RunningSandbox): () => RuntimeEnd | undefined {
-    let ended: RuntimeEnd | undefined;
-    const isCurrent = (): boolean => entry.record.instanceId === running.instanceId && entry.record.state !== 'paused';
-    void running.ended.then((end) => {
-      ended = end;
-      if (isCurrent()) deps.onRuntimeEnded(entry, end);
-    });
-    void running.agent.closed.then(({ kind }) => {
-      if (kind !== 'closed' && isCurrent()) deps.owner.agentLost(entry.record.id, kind);
-    });
-    return () => ended;
-  }
-
-  function startEnvd(entry: SandboxEntry, running: RunningSandbox): EnvdService {
-    const { record } = entry;
-    const envd = deps.createEnvd({
-      agent: running.agent,
-      clock,
-      log: deps.log,
-      journal: deps.owner.journal(record.id),
-      sandboxId: record.id,
-      templateId: record.templateId,
-      accessToken: deps.accessToken(record),
-      defaultUser: record.defaultUser,
-      defaultWorkdir: record.defaultWorkdir,
-      envVars: record.envVars,
-    });
-    entry.held.push('guest API', async () => {
-      try {
-        const bounds = { what: 'the guest API', timeoutMs: ENVD_END_TIMEOUT_MS, graceMs: 0 };
-        await callWithin(clock, bounds, async () => await envd[Symbol.asyncDispose]());
-      } catch (error) {
-        // Its sockets are reset and its engine ends next; nothing is left that it could hold.
-        deps.log.warn({ sandboxId: record.id, err: error }, 'the guest API did not end in time');
-      }
-    });
-    return envd;
-  }
-
   return async (entry, request, signal) => {
     const staged = createStages(deps.stages, request.operation, entry, signal);
     await staged('record', async () => {
@@ -154,10 +93,10 @@ export function createLaunch(deps: LaunchDependencies): Launch {
       table.update(entry, request.record);
     });
     const running = await staged('restore', () => startEngine(entry, request, signal));
-    const over = watch(entry, running);
+    const over = attachment.watch(entry, running);
 
     return await staged('commit', async () => {
-      const envd = startEnvd(entry, running);
+      const envd = attachment.startEnvd(entry, running);
       const ready: SandboxRecord = {
         ...entry.record,
         state: 'running',
@@ -174,8 +113,7 @@ export function createLaunch(deps: LaunchDependencies): Launch {
         });
       }
       table.update(entry, ready);
-      const sampling = deps.samples.attach(ready.id, running.agent);
-      entry.generation = { running, envd, sockets: createSocketGroup(), sampling };
+      attachment.publish(entry, running, envd);
       if (table.move(entry, 'ready') === undefined) {
         throw new PlatformError('internal', `a sandbox that is ${entry.record.state} cannot become ready`);
       }

@@ -14,6 +14,8 @@ export interface OwnerLog {
   ready(id: string, createMs: number): void;
   /** Paused, as a former server left it. */
   found(id: string): void;
+  /** Running, as a former server left it. */
+  adopted(id: string): void;
   pausing(id: string): void;
   pauseFailed(id: string, stage: string, code: ErrorCode): void;
   paused(id: string): void;
@@ -60,6 +62,10 @@ export function createOwnerLog(logs: Pick<SandboxLogs, 'open' | 'append' | 'clos
     found(id) {
       logs.open(id);
       tell(id, 'info', 'sandbox is paused; the server was started again');
+    },
+    adopted(id) {
+      logs.open(id);
+      tell(id, 'info', 'sandbox runs on; the server was started again');
     },
     pausing: (id) => tell(id, 'info', 'sandbox is being paused'),
     pauseFailed: (id, stage, code) => tell(id, 'error', 'sandbox could not be paused', { stage, code }),

@@ -1,6 +1,7 @@
 import { type CaptureId, type Clock, callWithin, type Log, type SandboxRecord } from '@agentenv/core';
-import type { Backend } from '@agentenv/runtime';
+import type { Backend, KnownInstance, RunningSandbox } from '@agentenv/runtime';
 import type { CaptureStore, Ledger, SnapshotRepository } from '@agentenv/storage';
+import type { SandboxHooks } from '../hooks/sandbox-hooks.ts';
 
 export interface ReconcileDependencies {
   readonly backend: Pick<Backend, 'reconcile'>;
@@ -8,6 +9,7 @@ export interface ReconcileDependencies {
   readonly captures: Pick<CaptureStore, 'list' | 'remove'>;
   /** Names the captures that are snapshots. */
   readonly snapshots: Pick<SnapshotRepository, 'captures'>;
+  readonly hooks: Pick<SandboxHooks, 'callsFor'>;
   readonly clock: Clock;
   readonly log: Log;
   readonly timeoutMs: number;
@@ -19,32 +21,52 @@ export interface Reconciled {
   readonly ended: number;
   /** Sandboxes that are paused, as the ledger has them. */
   readonly paused: readonly SandboxRecord[];
+  /** Sandboxes that go on where they were. */
+  readonly running: readonly { readonly record: SandboxRecord; readonly generation: RunningSandbox }[];
   /** Sandboxes that are gone, though they had been ready once. */
   readonly lost: readonly SandboxRecord[];
 }
 
+/** States in which the ledger may have a sandbox whose guest is there to stay: a snapshot or a fork of it is over. */
+const RUNS: readonly SandboxRecord['state'][] = ['running', 'snapshotting', 'forking'];
+
 /**
- * Cleans up after a former server of this host, before anything else happens. Every generation it left is ended, whether
- * the ledger knows it or not. Then what was paused stays, a resume that was not finished is rolled back to paused, and
- * all other records go; in the end the captures that no record of a sandbox or a snapshot names. In this order, so that a crash in between is
- * repaired by the next start. Throws when ledger or captures cannot be read or the backend cannot clean up.
+ * Puts in order what a former server of this host left, before anything else happens. What ran is adopted where the backend
+ * can; every other generation is ended, whether the ledger knows it or not. Then what was paused stays, a resume that was not
+ * finished is rolled back to paused, and all other records go; in the end the captures that no record of a sandbox or a
+ * snapshot names. In this order, so that a crash in between is repaired by the next start. Throws when ledger or captures cannot be read or the backend cannot clean up.
  */
 export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Reconciled> {
   const { backend, captures, ledger, clock, log } = deps;
+  const instanceOf = (record: SandboxRecord): KnownInstance => {
+    const { afterStop } = deps.hooks.callsFor(record, 'resume');
+    return {
+      sandboxId: record.id,
+      instanceId: record.instanceId,
+      identity: record.runtime,
+      resources: record.resources,
+      channelKey: Uint8Array.fromHex(record.channelKey),
+      ...(afterStop === undefined ? {} : { afterStop }),
+    };
+  };
   const ledgerBounds = { what: 'the ledger', timeoutMs: deps.ledgerTimeoutMs, graceMs: 0 };
   const bounds = { what: 'cleaning up after a former server', timeoutMs: deps.timeoutMs, graceMs: 0 };
   const records: readonly SandboxRecord[] = await callWithin(clock, ledgerBounds, () => ledger.loadSandboxes());
   const stored = await callWithin(clock, bounds, () => captures.list());
-  const known = records.map(({ id, instanceId, runtime }) => ({
-    sandboxId: id,
-    instanceId,
-    identity: runtime,
-  }));
-  const { ended } = await callWithin(clock, bounds, () => backend.reconcile(known));
+  // The engine of a paused sandbox is not among them: it must end before that is resumed.
+  const known = records.filter(({ state }) => RUNS.includes(state)).map(instanceOf);
+  const { ended, adopted } = await callWithin(clock, bounds, () => backend.reconcile(known));
 
+  const generations = new Map(adopted.map((generation) => [generation.instanceId, generation]));
+  const running: Reconciled['running'][number][] = [];
   const paused: SandboxRecord[] = [];
   const over: SandboxRecord[] = [];
   for (const record of records) {
+    const generation = generations.get(record.instanceId);
+    if (generation !== undefined) {
+      running.push({ record: { ...record, state: 'running' }, generation });
+      continue;
+    }
     const restorable = record.capture !== undefined && stored.has(record.capture);
     const keep = record.state === 'paused' || record.state === 'resuming';
     if (keep && restorable) paused.push({ ...record, state: 'paused', runtime: undefined });
@@ -58,7 +80,9 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
       ...over.map(({ id }) => ledger.deleteSandbox(id)),
     ]);
   });
-  const needed = new Set<string | undefined>(paused.map(({ capture }) => capture));
+  const needed = new Set<string | undefined>(
+    [...paused, ...running.map(({ record }) => record)].map(({ capture }) => capture),
+  );
   const snapshots = deps.snapshots.captures();
   const orphans = [...stored].filter((name) => !needed.has(name) && !snapshots.has(name));
   await callWithin(clock, bounds, async () => {
@@ -69,5 +93,6 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
     log.warn(counts, 'ended what a former server of this host left behind');
   }
   if (paused.length > 0) log.info({ sandboxes: paused.length }, 'paused sandboxes of a former server are here');
-  return { ended, paused, lost: over.filter(({ state }) => state !== 'creating') };
+  if (running.length > 0) log.info({ sandboxes: running.length }, 'sandboxes of a former server run on');
+  return { ended, paused, running, lost: over.filter(({ state }) => state !== 'creating') };
 }

@@ -302,6 +302,11 @@ describe('after kill -9 of the server', () => {
     const disk = createMemoryDisk();
     const former = await startLifecycle({ world, disk });
     await Promise.all(Array.from({ length: 3 }, () => former.orchestrator.create(CREATE_BASE)));
+    // Of a version that described its engines less: none of them can be adopted.
+    for (const [id, json] of [...disk.sandboxes]) {
+      const { runtime: _runtime, ...record } = JSON.parse(json);
+      disk.sandboxes.set(id, JSON.stringify(record));
+    }
     const dead = Promise.withResolvers<void>();
     abandon(startLifecycle({ world, disk, seed: 2, intercept: dyingAt(2, 'before', dead.resolve) }));
     await dead.promise;

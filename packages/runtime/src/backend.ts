@@ -127,22 +127,30 @@ export interface CapturedSnapshot {
   release(): Promise<void>;
 }
 
-/** A generation that should be running when a server starts, as the ledger has it. */
+/** A generation that may be there when a server starts, as the ledger has it. */
 export interface KnownInstance extends Pick<SlotCalls, 'afterStop'> {
   readonly sandboxId: SandboxId;
   readonly instanceId: InstanceId;
+  /** `ended`: it must not go on, as that of a sandbox whose pause was recorded before its engine was stopped. */
+  readonly wanted: 'running' | 'ended';
   /** As its `RunningSandbox` had it; one that an older or newer server wrote may lack or have more. */
   readonly identity: Readonly<Record<string, unknown>> | undefined;
   readonly resources: Resources;
+  /** Put in force when it is adopted: a crash may have come between the record of a change and its effect. */
+  readonly network: NetworkPolicy;
   /** 16 bytes, secret of this generation's channel. */
   readonly channelKey: Uint8Array;
 }
 
 /** What became of the generations of a former server. */
 export interface Reconciliation {
-  /** How many were ended. */
+  /** How many still ran and were ended, known or not. */
   readonly ended: number;
-  /** Known ones that go on. */
+  /** The known ones among those. */
+  readonly endedKnown: readonly InstanceId[];
+  /**
+   * Known ones that go on. `afterStop` of such a one is called as if this server had started it; of all others it is not.
+   */
   readonly adopted: readonly RunningSandbox[];
 }
 
@@ -165,9 +173,9 @@ export interface Backend extends AsyncDisposable {
   /** From a capture; resolves when the guest is activated and answers. Refuses a foreign or mismatching one (`conflict`) before anything starts. */
   restore(snapshot: StoredSnapshot, plan: LaunchPlan, signal?: AbortSignal): Promise<RunningSandbox>;
   /**
-   * Run once, before anything else, over what a former server of this host left behind: known generations that can go on
-   * are adopted, one that was stopped for a capture runs again; everything else is ended and cleaned, known or not. A
-   * backend that cannot adopt ends all of them.
+   * Run once, before anything else, over what a former server of this host left behind: generations that are wanted and
+   * can go on are adopted, one that was stopped for a capture runs again; everything else is ended and cleaned, known or
+   * not. A backend that cannot adopt ends all of them.
    */
   reconcile(known: readonly KnownInstance[]): Promise<Reconciliation>;
   status(): BackendStatus;

@@ -77,10 +77,12 @@ export function createFakeBackend({
     return sandbox;
   }
 
-  /** A known machine that runs goes on here; one that was stopped for a capture is let go. */
+  /** A wanted machine that is there goes on here; one that was stopped for a capture is let go. */
   function adopt(known: KnownInstance): RunningSandbox | undefined {
     const machine = world.machines.get(known.instanceId);
-    if (machine === undefined || machine.engine !== known.identity?.engine) return undefined;
+    if (known.wanted !== 'running' || machine === undefined) return undefined;
+    if (machine.engine !== known.identity?.engine) return undefined;
+    machine.policy = known.network;
     const visit = createSlotVisit();
     visit.takeOver(known);
     const sandbox = hold(machine, known, visit);
@@ -164,7 +166,9 @@ export function createFakeBackend({
       const adopted = known.flatMap((instance) => adopt(instance) ?? []);
       const left = [...world.machines.values()].filter(({ instanceId }) => !running.has(instanceId));
       for (const machine of left) machine.end('stopped', 'left behind by a former server');
-      return { ended: left.length, adopted };
+      const ids = new Set(known.map(({ instanceId }) => instanceId));
+      const endedKnown = left.flatMap(({ instanceId }) => (ids.has(instanceId) ? instanceId : []));
+      return { ended: left.length, endedKnown, adopted };
     },
     status: () => ({ pool: { ready: warmed.size, target: warmed.size, hits, misses } }),
     async [Symbol.asyncDispose]() {

@@ -311,7 +311,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     async reconcile() {
       using _alive = holdEventLoop();
       const { host } = await onHost();
-      return { ended: await removeLeftovers(host), adopted: [] };
+      return { ended: await removeLeftovers(host), endedKnown: [], adopted: [] };
     },
     status() {
       const sum: PoolStatus = {

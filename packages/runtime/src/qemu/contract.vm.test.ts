@@ -19,6 +19,7 @@ async function makeHarness(): Promise<BackendHarness> {
     resources: { vcpus: 2, memoryMB: 512, diskSizeMB: 4_096 },
     internetHost: INTERNET.web,
     deadlineMs: 15_000,
+    adopts: false,
     emptyDirectory: world.emptyDirectory,
     async provoke({ identity, agent }: RunningSandbox, end) {
       if (end === 'engine-died') process.kill(Number(identity.pid), 'SIGKILL');

@@ -9,7 +9,8 @@ import {
   type SnapshotManifest,
 } from '@agentenv/core';
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from 'vitest';
-import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import type { Backend, KnownInstance, LaunchPlan, Reconciliation, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import { describeAdoption } from './adoption-contract.ts';
 import { collectOutput, readText, rejection, run, spawn, writeText } from './guest-io.ts';
 import type { BackendHarness, ProvokedEnd } from './harness.ts';
 import { describeSlotCalls } from './slot-calls-contract.ts';
@@ -206,6 +207,15 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
       });
     });
 
+    /** The server crashes; the one after it has put in order what was left. */
+    async function restart(known: readonly KnownInstance[]): Promise<Reconciliation> {
+      backend = await harness.crash();
+      const reconciliation = await backend.reconcile(known);
+      live.push(...reconciliation.adopted);
+      template = await backend.prepareTemplate(harness.rootfs, harness.resources);
+      return reconciliation;
+    }
+
     describeSlotCalls({ get: () => ({ harness, backend, template }), planFor, live, expectClean });
 
     describe('network', () => {
@@ -401,21 +411,17 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
       );
     });
 
+    describeAdoption({
+      ...{ harness: () => harness, planFor, restart, restore, expectClean },
+      restoreAndLeave: (plan) => backend.restore(template, plan),
+    });
+
     describe('reconcile', () => {
-      test('ends what it does not know, and what an older server described too little of', async () => {
-        const plan = planFor();
-        const known = await backend.restore(template, plan);
-        const unknown = await backend.restore(template, planFor());
-        backend = await harness.crash();
-        const { ended, adopted } = await backend.reconcile([
-          { ...plan, identity: { backend: known.identity.backend } },
-          { ...planFor(), sandboxId: 'inever' as SandboxId, instanceId: 'never' as InstanceId, identity: undefined },
-        ]);
-        expect(adopted).toEqual([]);
-        expect(ended).toBe(2);
+      test('the server after it works like any other', async () => {
+        const left = await backend.restore(template, planFor());
+        await restart([]);
         await expectClean();
-        await Promise.all([known.ended, unknown.ended]);
-        template = await backend.prepareTemplate(harness.rootfs, harness.resources);
+        await left.ended;
         const fresh = await restore();
         expect((await run(fresh.agent, ['echo', 'again'])).stdout).toBe('again\n');
       });

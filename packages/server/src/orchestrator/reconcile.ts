@@ -27,14 +27,15 @@ export interface Reconciled {
   readonly lost: readonly SandboxRecord[];
 }
 
-/** States in which the ledger may have a sandbox whose guest is there to stay: a snapshot or a fork of it is over. */
-const RUNS: readonly SandboxRecord['state'][] = ['running', 'snapshotting', 'forking'];
+/** States of the ledger in which a guest is there to stay: a snapshot or a fork of it is over, a pause never was. */
+const RUNS: readonly SandboxRecord['state'][] = ['running', 'snapshotting', 'forking', 'pausing'];
 
 /**
  * Puts in order what a former server of this host left, before anything else happens. What ran is adopted where the backend
  * can; every other generation is ended, whether the ledger knows it or not. Then what was paused stays, a resume that was not
  * finished is rolled back to paused, and all other records go; in the end the captures that no record of a sandbox or a
- * snapshot names. In this order, so that a crash in between is repaired by the next start. Throws when ledger or captures cannot be read or the backend cannot clean up.
+ * snapshot names. In this order, so that a crash in between is repaired by the next start. Throws when ledger or captures
+ * cannot be read or the backend cannot clean up.
  */
 export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Reconciled> {
   const { backend, captures, ledger, clock, log } = deps;
@@ -43,8 +44,10 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
     return {
       sandboxId: record.id,
       instanceId: record.instanceId,
+      wanted: RUNS.includes(record.state) ? 'running' : 'ended',
       identity: record.runtime,
       resources: record.resources,
+      network: record.network,
       channelKey: Uint8Array.fromHex(record.channelKey),
       ...(afterStop === undefined ? {} : { afterStop }),
     };
@@ -53,8 +56,7 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
   const bounds = { what: 'cleaning up after a former server', timeoutMs: deps.timeoutMs, graceMs: 0 };
   const records: readonly SandboxRecord[] = await callWithin(clock, ledgerBounds, () => ledger.loadSandboxes());
   const stored = await callWithin(clock, bounds, () => captures.list());
-  // The engine of a paused sandbox is not among them: it must end before that is resumed.
-  const known = records.filter(({ state }) => RUNS.includes(state)).map(instanceOf);
+  const known = records.map(instanceOf);
   const { ended, adopted } = await callWithin(clock, bounds, () => backend.reconcile(known));
 
   const generations = new Map(adopted.map((generation) => [generation.instanceId, generation]));

@@ -370,6 +370,8 @@ describe('deleting', () => {
     await expect(next.orchestrator.deleteTemplate('data')).rejects.toMatchObject({ code: 'invalid_argument' });
     await next.orchestrator.kill(child, 'test');
     await next.orchestrator.deleteTemplate('data');
+    // What ran goes on.
+    for (const { id } of next.orchestrator.list(LIST_ALL).sandboxes) await next.orchestrator.kill(id, 'test');
     expect(next.leftovers()).toEqual({});
   });
 
@@ -457,6 +459,10 @@ describe('a create from a snapshot', () => {
       message: expect.stringMatching(/engine=fake-1.*engine=fake-2/),
     });
     expect(next.counted.filter((call) => call.startsWith('createFailed'))).toEqual([]);
+    // Nothing but the sandbox it was taken of, which goes on.
+    const { sandboxes } = next.orchestrator.list(LIST_ALL);
+    expect(sandboxes.map(({ state }) => state)).toEqual(['running']);
+    for (const { id } of sandboxes) await next.orchestrator.kill(id, 'test');
     expect(next.leftovers()).toEqual({});
     // It is listed, and can be deleted.
     expect(all(next)).toHaveLength(1);

@@ -113,12 +113,18 @@ describe('lifecycle events', () => {
     expect(told(former, kept)).toEqual(['created', 'paused']);
 
     const dying = await startLifecycle({ world, disk, seed: 2 });
+    const adopted = await running(dying);
     const lost = await running(dying);
+    // Of a version that described its engines less: it cannot be adopted.
+    const { runtime: _runtime, ...record } = JSON.parse(disk.sandboxes.get(lost) ?? '');
+    disk.sandboxes.set(lost, JSON.stringify(record));
     const next = await startLifecycle({ world, disk, seed: 3 });
     expect(next.events).toMatchObject([
       { type: 'sandbox.lifecycle.killed', reason: 'server-restarted', sandbox: { id: lost }, ranSince: undefined },
     ]);
     await next.orchestrator.connect(kept, 60);
     expect(told(next, kept)).toEqual(['resumed']);
+    await next.orchestrator.kill(adopted, 'test');
+    expect(told(next, adopted)).toEqual(['killed']);
   });
 });

@@ -51,6 +51,7 @@ static void run(struct agent *agent, const struct request *request) {
     case OP_PING: ping(agent, request); break;
     case OP_ACTIVATE: generation_activate(agent, request); break;
     case OP_QUIESCE: generation_quiesce(agent, request); break;
+    case OP_SETTLE: generation_settle(agent, request); break;
     case OP_SET_CLOCK: system_set_clock(agent, request); break;
     case OP_ADD_ENTROPY: system_add_entropy(agent, request); break;
     case OP_METRICS: system_metrics(agent, request); break;

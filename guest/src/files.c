@@ -1,6 +1,8 @@
+#define _GNU_SOURCE
 #include "files.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -71,6 +73,13 @@ static void remove_temporary(struct reader *request) {
   files_finish_empty();
 }
 
+/* Only the root: another file system may be served by a program that is frozen. */
+static void sync_root(void) {
+  int fd = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0 || syncfs(fd) != 0) files_fail_errno(errno, "the root file system could not be written to its disk");
+  files_finish_empty();
+}
+
 void files_run(void *context) {
   struct files_task *task = context;
   struct reader request = reader_of(task->body, task->length);
@@ -88,6 +97,7 @@ void files_run(void *context) {
     case OP_WRITE_FILE: files_write(&request, &task->ring); break;
     case OP_COMPOSE_FILE: files_compose(&request); break;
     case OP_INTERNAL_REMOVE: remove_temporary(&request); break;
+    case OP_INTERNAL_SYNC: sync_root(); break;
     default: files_fail(STATUS_UNSUPPORTED, 0, "not a file operation");
   }
   files_fail(STATUS_IO, 0, "the operation did not answer");

@@ -23,6 +23,7 @@
 
 /* The agent's own operations, beside those of PROTOCOL.md. */
 #define OP_INTERNAL_REMOVE 0xf000u /* path: unlink a temporary file */
+#define OP_INTERNAL_SYNC 0xf001u   /* -: write the root file system to its disk */
 
 struct files_task {
   uint16_t op;

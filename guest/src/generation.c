@@ -7,11 +7,15 @@
 #include "agent.h"
 #include "body.h"
 #include "dispatch.h"
+#include "files.h"
+#include "job.h"
 #include "protocol.gen.h"
 #include "util.h"
 
 /* A quiesce that cannot freeze within this gives up when the request has no deadline of its own. */
 #define FREEZE_DEADLINE_MS 5000u
+/* The same for a settle, which has to write what the guest holds of its disk in memory. */
+#define SETTLE_DEADLINE_MS 60000u
 /* The files of an activate; user processes wait for them. */
 #define FILES_DEADLINE_MS 5000u
 #define MAX_LEASE_MS 60000u
@@ -55,10 +59,11 @@ static void freeze_failed(struct timer *timer) {
   struct agent *agent = agent_of(container_of(timer, struct generation, freeze_deadline));
   uint32_t stream = agent->generation.quiesce.id;
   generation_thaw(agent);
-  channel_respond_error(&agent->channel, stream, STATUS_DEADLINE, 0, "the processes did not freeze in time");
+  channel_respond_error(&agent->channel, stream, STATUS_DEADLINE, 0, "the guest did not come to rest in time");
 }
 
-static void frozen(struct agent *agent) {
+/* The last answer until activate, resync or the end of the lease. */
+static void hold(struct agent *agent) {
   struct generation *generation = &agent->generation;
   uint32_t stream = generation->quiesce.id;
   uint64_t now = monotonic_ns();
@@ -73,21 +78,46 @@ static void frozen(struct agent *agent) {
   arm_lease(agent);
 }
 
+static void synced(struct agent *agent, uint32_t status, int error, const char *message) {
+  struct generation *generation = &agent->generation;
+  /* Of a settle that was given up, or not the last of those under way. */
+  if (--generation->syncs > 0 || generation->state != GENERATION_FREEZING || !generation->settles) return;
+  if (status == STATUS_OK) {
+    hold(agent);
+    return;
+  }
+  uint32_t stream = generation->quiesce.id;
+  generation_thaw(agent);
+  channel_respond_error(&agent->channel, stream, status, error, message);
+}
+
+static void frozen(struct agent *agent) {
+  struct generation *generation = &agent->generation;
+  if (!generation->settles) {
+    hold(agent);
+    return;
+  }
+  generation->syncs++;
+  job_run(agent, OP_INTERNAL_SYNC, NULL, 0, generation->freeze_deadline_ms, synced);
+}
+
 static void quiesce_reset(struct stream *stream) {
   generation_thaw(agent_of(container_of(stream, struct generation, quiesce)));
 }
 
 static const struct stream_ops quiesce_ops = {.reset = quiesce_reset};
 
-void generation_quiesce(struct agent *agent, const struct request *request) {
+static void begin_quiesce(struct agent *agent, const struct request *request, bool settles, uint32_t longest_ms) {
   struct generation *generation = &agent->generation;
   struct reader reader = reader_of(request->body, request->length);
   if (generation->state != GENERATION_RUNNING) {
     channel_respond_error(&agent->channel, request->stream, STATUS_EXISTS, 0, "already quiesced");
     return;
   }
-  uint32_t deadline_ms = request->deadline_ms > 0 ? request->deadline_ms : FREEZE_DEADLINE_MS;
+  uint32_t deadline_ms = request->deadline_ms > 0 ? request->deadline_ms : longest_ms;
   generation->state = GENERATION_FREEZING;
+  generation->settles = settles;
+  generation->freeze_deadline_ms = deadline_ms;
   generation->lease_ms = take_u32(&reader);
   generation->freeze_started_ns = monotonic_ns();
   generation->freeze_deadline.fire = freeze_failed;
@@ -97,6 +127,14 @@ void generation_quiesce(struct agent *agent, const struct request *request) {
   int error = errno;
   generation_thaw(agent);
   channel_respond_error(&agent->channel, request->stream, status_of_errno(error), error, "cannot freeze the processes");
+}
+
+void generation_quiesce(struct agent *agent, const struct request *request) {
+  begin_quiesce(agent, request, false, FREEZE_DEADLINE_MS);
+}
+
+void generation_settle(struct agent *agent, const struct request *request) {
+  begin_quiesce(agent, request, true, SETTLE_DEADLINE_MS);
 }
 
 /* --- activate --------------------------------------------------------------------------------------------------- */

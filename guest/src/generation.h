@@ -21,8 +21,11 @@ enum generation_state {
 struct generation {
   enum generation_state state;
   struct stream quiesce; /* of the request, until it is answered */
+  bool settles;          /* of the quiesce under way: its disk is written before the answer */
+  unsigned syncs;        /* workers that write it; more than one only after a settle was given up */
   uint32_t lease_ms;
   uint64_t freeze_started_ns;
+  uint32_t freeze_deadline_ms;
   struct timer freeze_deadline;
   struct timer lease;
   struct stream activation; /* of an activate whose files are being written */
@@ -33,6 +36,8 @@ struct generation {
 void generation_open(struct generation *generation);
 
 void generation_quiesce(struct agent *agent, const struct request *request);
+/* A quiesce after which the root file system is on its disk: nothing but memory is lost with the guest. */
+void generation_settle(struct agent *agent, const struct request *request);
 void generation_activate(struct agent *agent, const struct request *request);
 /* Ends a quiesce, or one under way, without an answer. */
 void generation_thaw(struct agent *agent);

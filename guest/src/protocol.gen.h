@@ -74,6 +74,9 @@
 #define OP_METRICS 6u
 #define OP_METRICS_REQUEST_FORMAT "" /* empty */
 #define OP_METRICS_RESPONSE_FORMAT "uuqqqqqq" /* cpuCount:u32 cpuUsedPct:u32 memTotal:u64 memUsed:u64 memCache:u64 diskTotal:u64 diskUsed:u64 agentRss:u64 */
+#define OP_SETTLE 7u
+#define OP_SETTLE_REQUEST_FORMAT "u" /* leaseMs:u32 */
+#define OP_SETTLE_RESPONSE_FORMAT "uq" /* processes:u32 frozenUs:u64 */
 #define OP_SPAWN 10u
 #define OP_SPAWN_REQUEST_FORMAT "s[s][s]ssuwwsyq" /* user:str argv:list<str> env:list<str> cwd:str defaultCwd:str flags:u32 cols:u16 rows:u16 tag:str config:bytes killAfterMs:u64 */
 #define OP_SPAWN_RESPONSE_FORMAT "uuu" /* pid:u32 uid:u32 gid:u32 */
@@ -137,6 +140,7 @@
   X(SET_CLOCK, 4u, "set-clock", OP_SET_CLOCK_REQUEST_FORMAT, OP_SET_CLOCK_RESPONSE_FORMAT) \
   X(ADD_ENTROPY, 5u, "add-entropy", OP_ADD_ENTROPY_REQUEST_FORMAT, OP_ADD_ENTROPY_RESPONSE_FORMAT) \
   X(METRICS, 6u, "metrics", OP_METRICS_REQUEST_FORMAT, OP_METRICS_RESPONSE_FORMAT) \
+  X(SETTLE, 7u, "settle", OP_SETTLE_REQUEST_FORMAT, OP_SETTLE_RESPONSE_FORMAT) \
   X(SPAWN, 10u, "spawn", OP_SPAWN_REQUEST_FORMAT, OP_SPAWN_RESPONSE_FORMAT) \
   X(SIGNAL, 11u, "signal", OP_SIGNAL_REQUEST_FORMAT, OP_SIGNAL_RESPONSE_FORMAT) \
   X(RESIZE, 12u, "resize", OP_RESIZE_REQUEST_FORMAT, OP_RESIZE_RESPONSE_FORMAT) \

@@ -86,6 +86,35 @@ describe.runIf(process.getuid?.() === 0)('quiesce', () => {
     expect((await sh(agent, 'echo alive')).stdout).toBe('alive\n');
   });
 
+  test('settled, its disk is written as well, and it stays frozen until activate', {
+    timeout: 60_000,
+  }, async () => {
+    const writer = await start(agent, ['sh', '-c', 'while :; do echo x; done']);
+    const { processes, frozenMs } = await agent.settle(30_000);
+    expect(processes).toBe(1);
+    expect(frozenMs).toBeGreaterThan(0);
+    expect(await frozen()).toBe(true);
+    await agent.activate(activation());
+    expect(await frozen()).toBe(false);
+    await writer.signal(9);
+    await writer.exit;
+  });
+
+  test('a settle that is given up thaws, and the next quiesce is not answered by its late worker', async () => {
+    for (let round = 0; round < 10; round++) {
+      const outcome = await agent.settle(10_000, AbortSignal.timeout(1)).then(
+        () => 'settled' as const,
+        () => 'given up' as const,
+      );
+      if (outcome === 'settled') await agent.activate(activation());
+      await expect.poll(frozen, { timeout: 5000 }).toBe(false);
+      await agent.quiesce(10_000);
+      expect(await frozen()).toBe(true);
+      await agent.activate(activation());
+    }
+    expect((await sh(agent, 'echo alive')).stdout).toBe('alive\n');
+  });
+
   test('fifty times under load: never a lost or doubled byte', { timeout: 60_000 }, async () => {
     const writer = await start(agent, ['seq', '1000000000']);
     let next = 1;

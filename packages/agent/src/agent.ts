@@ -177,6 +177,8 @@ export interface Agent extends AsyncDisposable {
   activate(activation: Activation, signal?: AbortSignal): Promise<void>;
   /** Freezes the user processes and ends all output until `activate`; resolves when it is safe to capture. Until then calls wait here, nothing is sent. */
   quiesce(leaseMs: number, signal?: AbortSignal): Promise<{ readonly processes: number; readonly frozenMs: number }>;
+  /** A `quiesce` after which the guest's root file system is on its disk: what its processes wrote survives the loss of its memory. */
+  settle(leaseMs: number, signal?: AbortSignal): Promise<{ readonly processes: number; readonly frozenMs: number }>;
   /** Steps the guest's wall clock to the host's; resolves with guest minus host before the step, milliseconds. */
   setClock(signal?: AbortSignal): Promise<number>;
   /** Guest wall clock minus host wall clock in milliseconds, nothing changed. */

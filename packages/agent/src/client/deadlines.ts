@@ -10,6 +10,7 @@ export const DEADLINES = {
   ping: 30 * SECOND,
   activate: 30 * SECOND,
   quiesce: 10 * SECOND,
+  settle: 60 * SECOND,
   setClock: 30 * SECOND,
   addEntropy: 30 * SECOND,
   metrics: 30 * SECOND,

@@ -16,12 +16,26 @@ export interface GenerationOptions {
 export function createGeneration(
   { channel, calls, clock, rng }: ClientContext,
   { survives }: GenerationOptions,
-): Pick<Agent, 'activate' | 'quiesce'> {
+): Pick<Agent, 'activate' | 'quiesce' | 'settle'> {
   let held = false;
 
   function goOn(guestCredit: 'kept' | 'zeroed'): void {
     held = false;
     channel.grantCredit(guestCredit);
+  }
+
+  async function hold(operation: 'quiesce' | 'settle', leaseMs: number, signal: AbortSignal | undefined) {
+    if (held) throw new PlatformError('conflict', 'the sandbox is quiesced already');
+    const call = calls.open(operation, { leaseMs }, { deadlineMs: DEADLINES[operation], signal });
+    held = true;
+    channel.hold();
+    try {
+      const { processes, frozenUs } = await call.response;
+      return { processes, frozenMs: Number(frozenUs) / 1000 };
+    } catch (caught) {
+      goOn('kept');
+      throw caught;
+    }
   }
 
   return {
@@ -62,18 +76,7 @@ export function createGeneration(
       }
     },
 
-    async quiesce(leaseMs, signal) {
-      if (held) throw new PlatformError('conflict', 'the sandbox is quiesced already');
-      const call = calls.open('quiesce', { leaseMs }, { deadlineMs: DEADLINES.quiesce, signal });
-      held = true;
-      channel.hold();
-      try {
-        const { processes, frozenUs } = await call.response;
-        return { processes, frozenMs: Number(frozenUs) / 1000 };
-      } catch (caught) {
-        goOn('kept');
-        throw caught;
-      }
-    },
+    quiesce: (leaseMs, signal) => hold('quiesce', leaseMs, signal),
+    settle: (leaseMs, signal) => hold('settle', leaseMs, signal),
   };
 }

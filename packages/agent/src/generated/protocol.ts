@@ -130,6 +130,11 @@ export const OPERATIONS = {
     request: [],
     response: [['cpuCount', 'u32'], ['cpuUsedPct', 'u32'], ['memTotal', 'u64'], ['memUsed', 'u64'], ['memCache', 'u64'], ['diskTotal', 'u64'], ['diskUsed', 'u64'], ['agentRss', 'u64']],
   },
+  settle: {
+    op: 7,
+    request: [['leaseMs', 'u32']],
+    response: [['processes', 'u32'], ['frozenUs', 'u64']],
+  },
   spawn: {
     op: 10,
     request: [['user', 'str'], ['argv', 'list<str>'], ['env', 'list<str>'], ['cwd', 'str'], ['defaultCwd', 'str'], ['flags', 'u32'], ['cols', 'u16'], ['rows', 'u16'], ['tag', 'str'], ['config', 'bytes'], ['killAfterMs', 'u64']],

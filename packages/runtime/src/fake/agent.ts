@@ -75,6 +75,8 @@ export function createFakeAgent(guest: FakeGuest): Agent {
     ping: (signal) => call(signal, () => ({ monotonicNs: BigInt(Math.trunc(guest.clock.monotonic() * 1e6)) })),
     activate: (activation, signal) => call(signal, () => guest.activate(activation)),
     quiesce: (leaseMs, signal) => call(signal, () => ({ processes: guest.quiesce(leaseMs), frozenMs: 0 })),
+    // What is written to a fake disk is on it.
+    settle: (leaseMs, signal) => call(signal, () => ({ processes: guest.quiesce(leaseMs), frozenMs: 0 })),
     clockSkew: (signal) => call(signal, () => guest.skewMs),
     setClock: (signal) =>
       call(signal, () => {

@@ -54,6 +54,8 @@ export async function openBareHost(
     'link set tap0 up',
   ]);
 
+  const { memory, vmState } = manifest;
+  if (memory === undefined || vmState === undefined) throw new Error('the template was captured without memory');
   return {
     async restore() {
       const name = randomBytes(5).toString('hex');
@@ -68,10 +70,10 @@ export async function openBareHost(
         ['--tap', ENGINE_FD.tap, 'tap0'],
         ['--dir', ENGINE_FD.runtime, sockets],
         ['--dir', ENGINE_FD.instance, instance],
-        ['--file', ENGINE_FD.memory, join(directory, manifest.memory.path)],
+        ['--file', ENGINE_FD.memory, join(directory, memory.path)],
         ['--file', ENGINE_FD.rootfs, manifest.rootfs.path],
         ['--file', ENGINE_FD.disk, join(directory, manifest.disk.path)],
-        ['--file', ENGINE_FD.deviceState, join(directory, manifest.vmState.path)],
+        ['--file', ENGINE_FD.deviceState, join(directory, vmState.path)],
       ].flatMap(([option, descriptor, path]) => [String(option), `${descriptor}=${path}`]);
       const start = performance.now();
       const child = spawn(

@@ -22,15 +22,16 @@ export interface SnapshotManifest {
   /** What must match for a restore: engine version, machine, accelerator, cpu, devices, kernel. */
   readonly fingerprint: Readonly<Record<string, string>>;
   readonly resources: { readonly vcpus: number; readonly memoryMB: number; readonly diskSizeMB: number };
-  readonly vmState: SnapshotArtifact;
-  readonly memory: SnapshotArtifact;
+  /** Absent, as is `memory`: a capture of the disk alone, which can be booted and not restored. */
+  readonly vmState?: SnapshotArtifact;
+  readonly memory?: SnapshotArtifact;
   readonly rootfs: SnapshotArtifact;
   readonly disk: SnapshotArtifact;
   /** Memory that differs from `memory`: each layer replaces the pages it holds. None: the memory is whole. */
   readonly memoryLayers?: readonly SnapshotArtifact[];
   /** Changes of the writable disk upon `disk`, oldest first. None: the disk is whole. */
   readonly diskLayers?: readonly SnapshotArtifact[];
-  /** Secret with which the captured guest answers its first resync, hex. */
+  /** Secret with which the captured guest answers its first resync, hex; empty without memory. */
   readonly channelKey: string;
   readonly createdAt: string;
 }

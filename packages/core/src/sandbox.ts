@@ -15,6 +15,9 @@ export type ExtensionParams = Readonly<Record<string, unknown>>;
 
 export type TimeoutAction = 'kill' | 'pause';
 
+/** What a pause keeps of a sandbox: its memory with processes and devices and its disk, or its disk alone. */
+export type CaptureKind = 'full' | 'disk';
+
 /** Everything durable about one sandbox; written to the ledger before the effect it describes. Unknown keys in stored records are kept out of the way, not refused. */
 export interface SandboxRecord {
   readonly id: SandboxId;

@@ -108,6 +108,12 @@ export interface RunningSandbox extends AsyncDisposable {
    * terminal: it has ended.
    */
   capture(directory: string, signal?: AbortSignal): Promise<CapturedSnapshot>;
+  /**
+   * The same without memory: the guest's processes are frozen, its file system is written to its disk, and the disk alone
+   * is captured; what becomes of it later is for `Backend.boot`. Held on success and running on after an error, as after
+   * `capture`.
+   */
+  captureDisk(directory: string, signal?: AbortSignal): Promise<CapturedSnapshot>;
   release(): Promise<void>;
   /**
    * Captures as `capture` does, but the guest goes on as soon as everything is copied, while that is still being written
@@ -168,9 +174,15 @@ export interface Backend extends AsyncDisposable {
   warm(snapshot: StoredSnapshot): void;
   /** Cold boot from a root file system. */
   create(rootfs: RootFilesystem, plan: LaunchPlan, signal?: AbortSignal): Promise<RunningSandbox>;
-  /** Throws `conflict` naming both fingerprints for a capture this host cannot restore; nothing is started. */
+  /**
+   * Cold boot from the disk of a capture, whatever memory it has: that is neither read nor changed. The fingerprint need not
+   * match; a capture of another backend, or one whose root file system is not on this host, is a `conflict` before anything
+   * starts.
+   */
+  boot(snapshot: StoredSnapshot, plan: LaunchPlan, signal?: AbortSignal): Promise<RunningSandbox>;
+  /** Throws `conflict` naming both fingerprints for a capture this host cannot restore, or without memory; nothing is started. */
   requireRestorable(manifest: SnapshotManifest): Promise<void>;
-  /** From a capture; resolves when the guest is activated and answers. Refuses a foreign or mismatching one (`conflict`) before anything starts. */
+  /** From a capture; resolves when the guest is activated and answers. Refuses a foreign or mismatching one, and one without memory (`conflict`), before anything starts. */
   restore(snapshot: StoredSnapshot, plan: LaunchPlan, signal?: AbortSignal): Promise<RunningSandbox>;
   /**
    * Run once, before anything else, over what a former server of this host left behind: generations that are wanted and

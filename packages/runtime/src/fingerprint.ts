@@ -25,6 +25,9 @@ export function sameFingerprint(
  * Throws `conflict` naming both backends and fingerprints.
  */
 export function assertRestorable(manifest: SnapshotManifest, support: RestoreSupport): void {
+  if (manifest.memory === undefined && manifest.backend === support.backend) {
+    throw new PlatformError('conflict', 'the snapshot holds no memory: it can be booted, not restored');
+  }
   const sameBackend = manifest.backend === support.backend;
   if (sameBackend && sameFingerprint(manifest.fingerprint, support.fingerprint)) return;
   const captured = `${manifest.backend} (${formatFingerprint(manifest.fingerprint) || 'no fingerprint'})`;
@@ -32,4 +35,10 @@ export function assertRestorable(manifest: SnapshotManifest, support: RestoreSup
   throw new PlatformError('conflict', `the snapshot was captured on ${captured}, this host restores ${present}`, {
     details: { captured: manifest.fingerprint, present: support.fingerprint },
   });
+}
+
+/** Refuses a capture whose disk this backend cannot read, before anything starts. Throws `conflict` naming both backends. */
+export function assertBootable(manifest: SnapshotManifest, backend: string): void {
+  if (manifest.backend === backend) return;
+  throw new PlatformError('conflict', `the snapshot was captured on ${manifest.backend}, this host boots ${backend}`);
 }

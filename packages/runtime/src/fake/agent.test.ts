@@ -15,7 +15,7 @@ const ROOT_SPAWN = {
 
 function open() {
   const clock = createFakeClock();
-  const guest = new FakeGuest(bootImage(clock), { clock, onPower() {} });
+  const guest = new FakeGuest(bootImage({ clock, bootId: 'first' }), { clock, onPower() {} });
   guest.go();
   return { clock, guest, agent: createFakeAgent(guest) };
 }

@@ -9,12 +9,12 @@ import type {
   StartAdvice,
   StoredSnapshot,
 } from '../backend.ts';
-import { assertRestorable, sameFingerprint } from '../fingerprint.ts';
+import { assertBootable, assertRestorable, sameFingerprint } from '../fingerprint.ts';
 import { GUEST_ADDRESSING } from '../network/addressing.ts';
 import { createSlotVisit, type SlotVisit } from '../slot-visit.ts';
 import { bootImage, type GuestImage } from './guest.ts';
 import { createFakeRunning } from './running.ts';
-import { readManifest, readSnapshot, writeSnapshot } from './snapshot.ts';
+import { readDisk, readManifest, readSnapshot, writeSnapshot } from './snapshot.ts';
 import type { FakeMachine, FakeWorld } from './world.ts';
 
 export interface FakeBackendOptions {
@@ -47,8 +47,10 @@ export function createFakeBackend({
       return { directory, manifest: cached };
     await world.faults.pass('prepare');
     const facts = { backend: NAME, fingerprint, resources, rootfs, channelKey: TEMPLATE_KEY };
-    const manifest = await writeSnapshot(world.artifacts, directory, bootImage(world.clock), {
+    const image = bootImage({ clock: world.clock, bootId: world.nextBootId() });
+    const manifest = await writeSnapshot(world.artifacts, directory, image, {
       ...facts,
+      contents: 'full',
       createdAt: world.clock.now(),
     });
     return { directory, manifest };
@@ -65,8 +67,8 @@ export function createFakeBackend({
     const sandbox = createFakeRunning({
       world,
       machine,
-      writeSnapshot: (directory) =>
-        writeSnapshot(world.artifacts, directory, guest.image(), { ...facts, createdAt: world.clock.now() }),
+      writeSnapshot: (directory, contents) =>
+        writeSnapshot(world.artifacts, directory, guest.image(), { ...facts, contents, createdAt: world.clock.now() }),
       async releaseSlot() {
         await visit.end();
         slot.release();
@@ -152,7 +154,20 @@ export function createFakeBackend({
       warmed.add(snapshot.directory);
     },
     create: (rootfs, plan, signal) =>
-      start(async ({ kernelArguments }) => bootImage(world.clock, kernelArguments), rootfs, plan, signal),
+      start(
+        async ({ kernelArguments }) => bootImage({ clock: world.clock, bootId: world.nextBootId(), kernelArguments }),
+        rootfs,
+        plan,
+        signal,
+      ),
+    async boot(snapshot, plan, signal) {
+      assertBootable(snapshot.manifest, NAME);
+      const boot = async ({ kernelArguments }: StartAdvice): Promise<GuestImage> => {
+        const disk = await readDisk(world.artifacts, snapshot);
+        return bootImage({ clock: world.clock, bootId: world.nextBootId(), kernelArguments, disk });
+      };
+      return start(boot, snapshot.manifest.rootfs, plan, signal);
+    },
     async requireRestorable(manifest) {
       assertRestorable(manifest, { backend: NAME, fingerprint });
     },

@@ -27,6 +27,7 @@ export function programOf(argv: readonly string[], context: CommandContext): Pro
   if (SHELLS.has(command)) return shellProgram(command, rest, context);
   switch (command.slice(command.lastIndexOf('/') + 1)) {
     case 'true':
+    case 'sync':
       return result('');
     case 'false':
       return result('', 1);

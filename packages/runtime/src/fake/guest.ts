@@ -22,18 +22,40 @@ export interface FakeGuestDeps {
   readonly onPower: (event: 'poweroff' | 'reboot' | 'panic') => void;
 }
 
-/** The image of a freshly booted base system, with `kernelArguments` behind those it always has. */
-export function bootImage(clock: Clock, kernelArguments = ''): GuestImage {
-  const files = new GuestFiles(() => clock.now());
-  for (const directory of ['/bin', '/etc', '/proc', '/root', '/run', '/var']) {
-    files.makeDir(directory, { uid: 0, gid: 0, mode: 0o755 });
+export interface BootFacts {
+  readonly clock: Clock;
+  /** Different for every boot. */
+  readonly bootId: string;
+  /** Behind those it always has. */
+  readonly kernelArguments?: string | undefined;
+  /** What is on its disk; a freshly made base system unless given. */
+  readonly disk?: GuestImage['nodes'];
+}
+
+/** File systems in memory: a boot finds them empty. */
+const IN_MEMORY = ['/proc', '/run'];
+
+/** The files of a guest that are on its disk. */
+export function diskOf(nodes: GuestImage['nodes']): GuestImage['nodes'] {
+  const inMemory = (path: string) => IN_MEMORY.some((mount) => path === mount || path.startsWith(`${mount}/`));
+  return new Map([...nodes].filter(([path]) => !inMemory(path)));
+}
+
+/** A guest that has just booted. */
+export function bootImage({ clock, bootId, kernelArguments = '', disk }: BootFacts): GuestImage {
+  const files = new GuestFiles(() => clock.now(), disk);
+  const owner = { uid: 0, gid: 0, mode: 0o644 };
+  const write = (path: string, text: string): void =>
+    files.write({ path, ...owner, content: Buffer.from(text), xattrs: new Map() });
+  if (disk === undefined) {
+    for (const path of ['/bin', '/etc', '/root', '/var']) files.makeDir(path, { ...owner, mode: 0o755 });
+    files.makeDir('/home/user', { uid: 1000, gid: 1000, mode: 0o755 });
+    for (const [path, text] of Object.entries(BASE_FILES)) write(path, text);
   }
-  files.makeDir('/tmp', { uid: 0, gid: 0, mode: 0o1777 });
-  files.makeDir('/home/user', { uid: 1000, gid: 1000, mode: 0o755 });
-  const commandLine = `quiet ${kernelArguments}`.trim();
-  for (const [path, text] of Object.entries({ ...BASE_FILES, '/proc/cmdline': `${commandLine}\n` })) {
-    files.write({ path, uid: 0, gid: 0, mode: 0o644, content: Buffer.from(text), xattrs: new Map() });
-  }
+  for (const path of IN_MEMORY) files.makeDir(path, { ...owner, mode: 0o755 });
+  files.makeDir('/tmp', { ...owner, mode: 0o1777 });
+  write('/proc/cmdline', `${`quiet ${kernelArguments}`.trim()}\n`);
+  write('/proc/sys/kernel/random/boot_id', `${bootId}\n`);
   return { nodes: files.nodes(), processes: [], hostname: 'localhost', nextId: 16, nextPid: 100 };
 }
 

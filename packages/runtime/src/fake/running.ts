@@ -1,5 +1,5 @@
-import { PlatformError, type SnapshotManifest } from '@agentenv/core';
-import type { RunningSandbox } from '../backend.ts';
+import { type CaptureKind, PlatformError, type SnapshotManifest } from '@agentenv/core';
+import type { CapturedSnapshot, RunningSandbox } from '../backend.ts';
 import { createFakeAgent } from './agent.ts';
 import type { FakeMachine, FakeWorld } from './world.ts';
 
@@ -8,7 +8,7 @@ type Phase = 'running' | 'frozen' | 'held' | 'ended';
 export interface FakeRunningDeps {
   readonly world: FakeWorld;
   readonly machine: FakeMachine;
-  readonly writeSnapshot: (directory: string) => Promise<SnapshotManifest>;
+  readonly writeSnapshot: (directory: string, contents: CaptureKind) => Promise<SnapshotManifest>;
   /** The slot is given back; called as soon as the machine has ended. */
   readonly releaseSlot: () => Promise<void>;
   readonly onGone: () => void;
@@ -45,6 +45,30 @@ export function createFakeRunning(deps: FakeRunningDeps): RunningSandbox {
     await released;
   }
 
+  async function capture(
+    directory: string,
+    contents: CaptureKind,
+    signal: AbortSignal | undefined,
+  ): Promise<CapturedSnapshot> {
+    expectPhase('running', 'capture');
+    signal?.throwIfAborted();
+    phase = 'held';
+    guest.stop();
+    try {
+      await world.faults.pass('capture', signal);
+      const manifest = await writeSnapshot(directory, contents);
+      signal?.throwIfAborted();
+      if (world.machines.get(instanceId) !== machine) throw new PlatformError('sandbox_unavailable', 'it ended');
+      return { manifest, async release() {} };
+    } catch (error) {
+      if (phase === 'held') {
+        phase = 'running';
+        guest.go();
+      }
+      throw PlatformError.fromUnknown(error, 'the capture failed');
+    }
+  }
+
   const sandbox: RunningSandbox = {
     instanceId,
     identity: { backend: 'fake', engine: machine.engine, instanceId },
@@ -60,27 +84,10 @@ export function createFakeRunning(deps: FakeRunningDeps): RunningSandbox {
       phase = 'running';
       guest.go();
     },
-    async capture(directory, signal) {
-      expectPhase('running', 'capture');
-      signal?.throwIfAborted();
-      phase = 'held';
-      guest.stop();
-      try {
-        await world.faults.pass('capture', signal);
-        const manifest = await writeSnapshot(directory);
-        signal?.throwIfAborted();
-        if (world.machines.get(instanceId) !== machine) throw new PlatformError('sandbox_unavailable', 'it ended');
-        return { manifest, async release() {} };
-      } catch (error) {
-        if (phase === 'held') {
-          phase = 'running';
-          guest.go();
-        }
-        throw PlatformError.fromUnknown(error, 'the capture failed');
-      }
-    },
+    capture: (directory, signal) => capture(directory, 'full', signal),
+    captureDisk: (directory, signal) => capture(directory, 'disk', signal),
     async snapshot(directory, signal) {
-      const captured = await sandbox.capture(directory, signal);
+      const captured = await capture(directory, 'full', signal);
       try {
         await sandbox.release();
       } catch (error) {

@@ -41,6 +41,8 @@ export interface FakeWorld {
   readonly faults: Faults;
   readonly machines: ReadonlyMap<InstanceId, FakeMachine>;
   readonly slots: FakeSlots;
+  /** The id of the next boot on this host. */
+  nextBootId(): string;
   /** The machine of a sandbox; throws `not_found`. */
   machineOf(sandboxId: SandboxId | string): FakeMachine;
   launch(request: {
@@ -90,6 +92,7 @@ function createFakeSlots(): FakeSlots {
 export function createFakeWorld({ clock, artifacts = createMemoryArtifacts() }: FakeWorldOptions): FakeWorld {
   const machines = new Map<InstanceId, FakeMachine>();
   let engines = 0;
+  let boots = 0;
 
   return {
     clock,
@@ -97,6 +100,7 @@ export function createFakeWorld({ clock, artifacts = createMemoryArtifacts() }: 
     faults: createFaults(clock),
     machines,
     slots: createFakeSlots(),
+    nextBootId: () => `fake-boot-${++boots}`,
     machineOf(sandboxId) {
       for (const machine of machines.values()) if (machine.sandboxId === sandboxId) return machine;
       throw new PlatformError('not_found', `no machine runs sandbox ${sandboxId}`);

@@ -4,7 +4,7 @@ import { activationFor } from '../activation.ts';
 import type { HostArtifacts } from '../artifacts.ts';
 import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '../backend.ts';
 import { createExec } from '../exec.ts';
-import { assertRestorable } from '../fingerprint.ts';
+import { assertBootable, assertRestorable } from '../fingerprint.ts';
 import { GUEST_ADDRESSING } from '../network/addressing.ts';
 import type { NetworkSlots } from '../network/slot.ts';
 import { createPool, type Pool, type PoolStatus } from '../pool/pool.ts';
@@ -16,7 +16,14 @@ import { createGate } from './gate.ts';
 import { holdEventLoop } from './hold-event-loop.ts';
 import { hostFault } from './host-fault.ts';
 import { removeLeftovers } from './leftovers.ts';
-import { bootMachine, type Machine, type MachineDeps, type MachineUse, restoreMachine } from './machine.ts';
+import {
+  bootMachine,
+  type Machine,
+  type MachineDeps,
+  type MachineUse,
+  rebootMachine,
+  restoreMachine,
+} from './machine.ts';
 import { watchMemory } from './memory-pressure.ts';
 import { createMemoryThread } from './memory-thread.ts';
 import { type AcceleratorChoice, probeHost, probeKvm, readEngineVersion } from './probe.ts';
@@ -296,6 +303,14 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       const boot = (deps: Ready, abort: AbortSignal) =>
         bootMachine(deps, { rootfs, resources, use: useOf(plan) }, abort);
       return track(launch(plan, signal, boot));
+    },
+    boot(snapshot, plan, signal) {
+      const booted = async (deps: Ready, abort: AbortSignal) => {
+        assertBootable(snapshot.manifest, BACKEND_NAME);
+        await integrity.verifyDisk(snapshot);
+        return rebootMachine(deps, snapshot, useOf(plan), abort);
+      };
+      return track(launch(plan, signal, booted));
     },
     async requireRestorable(manifest) {
       assertRestorable(manifest, { backend: BACKEND_NAME, fingerprint: (await onHost()).host.fingerprint });

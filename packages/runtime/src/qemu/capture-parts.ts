@@ -94,17 +94,18 @@ export async function saveMemory(context: CaptureContext, signal: AbortSignal | 
   const { host, source, exec, target } = context;
   const { engine, origin } = source;
   const memory = memoryOf(engine, source.resources.memoryMB);
-  if (origin !== undefined) {
+  const below = origin?.memory;
+  if (below !== undefined) {
     const path = target(MEMORY_LAYER);
     const limit = memory.size * MAX_LAYER_SHARE;
     const { bytes } = await host.memory.run({ kind: 'save-layer', ...memory, target: path, limit });
     if (bytes > 0) {
-      const base = await keepBase(engine.mapped, target(MEMORY_BASE), origin.memory);
+      const base = await keepBase(engine.mapped, target(MEMORY_BASE), below);
       return { base, layers: [{ path, name: MEMORY_LAYER }] };
     }
   }
   const path = target(MEMORY_BASE);
-  if (origin !== undefined) await copySparse(engine.mapped, path, exec, signal);
+  if (below !== undefined) await copySparse(engine.mapped, path, exec, signal);
   await host.memory.run({ kind: 'dump-memory', ...memory, target: path });
   await chmod(path, MEMORY_MODE);
   return { base: { path, name: MEMORY_BASE, virtualSize: memory.size }, layers: [] };

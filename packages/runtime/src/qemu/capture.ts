@@ -1,6 +1,6 @@
 import { open, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { Resources, SnapshotArtifact, SnapshotManifest } from '@agentenv/core';
+import type { CaptureKind, Resources, SnapshotArtifact, SnapshotManifest } from '@agentenv/core';
 import type { RootFilesystem, StoredSnapshot } from '../backend.ts';
 import type { Exec } from '../exec.ts';
 import { type CapturedFile, saveDevices, saveDisk, saveMemory } from './capture-parts.ts';
@@ -12,12 +12,16 @@ import { digestArtifact } from './snapshot-integrity.ts';
 
 export const BACKEND_NAME = 'qemu';
 const MANIFEST = 'manifest.json';
+/** The part of a capture that is left out. */
+const NOTHING = Promise.resolve(undefined);
 
 export interface CaptureSource {
+  /** `disk`: neither devices nor memory. */
+  readonly contents: CaptureKind;
   readonly engine: Engine;
   readonly resources: Resources;
   readonly rootfs: RootFilesystem;
-  /** What the engine was restored from: the capture holds what differs from it. Undefined: a capture of everything. */
+  /** What the engine was started on: the capture holds what differs from it. Undefined: a capture of everything. */
   readonly origin: SnapshotFiles | undefined;
   /** Key with which the captured guest answers its first resync. */
   readonly channelKey: Uint8Array;
@@ -41,8 +45,8 @@ async function all<T extends readonly unknown[]>(work: { [K in keyof T]: Promise
 }
 
 /**
- * Writes a stopped engine's guest into an empty directory: devices, memory and disk at the same time, and the manifest
- * last, all of it on the platter. The engine stays stopped. What was written is removed on failure, `no_space` when the
+ * Writes a stopped engine's guest into an empty directory: devices, memory and disk at the same time, or the disk alone,
+ * and the manifest last, all of it on the platter. The engine stays stopped. What was written is removed on failure, `no_space` when the
  * disk is full.
  */
 export async function captureEngine(
@@ -73,18 +77,19 @@ export async function captureEngine(
 
   try {
     const context = { host, source, target, exec };
+    const full = source.contents === 'full';
     const [vmState, memory, disk] = await all([
-      saveDevices(context, signal),
-      saveMemory(context, signal),
+      full ? saveDevices(context, signal) : NOTHING,
+      full ? saveMemory(context, signal) : NOTHING,
       saveDisk(context, signal),
     ]);
     signal?.throwIfAborted();
     await onCopied?.();
     const settleAll = (files: readonly CapturedFile[]) => all(files.map(settle));
     const [settledState, settledMemory, memoryLayers, settledDisk, diskLayers] = await all([
-      settle(vmState),
-      settle(memory.base),
-      settleAll(memory.layers),
+      vmState === undefined ? NOTHING : settle(vmState),
+      memory === undefined ? NOTHING : settle(memory.base),
+      settleAll(memory?.layers ?? []),
       settle(disk.base),
       settleAll(disk.layers),
     ]);
@@ -94,13 +99,13 @@ export async function captureEngine(
       backend: BACKEND_NAME,
       fingerprint: host.fingerprint,
       resources,
-      vmState: settledState,
-      memory: settledMemory,
+      ...(settledState === undefined ? {} : { vmState: settledState }),
+      ...(settledMemory === undefined ? {} : { memory: settledMemory }),
       rootfs: { path: rootfs.path, size: (await stat(rootfs.path)).size, sha256: rootfs.digest },
       disk: settledDisk,
       ...(memoryLayers.length === 0 ? {} : { memoryLayers }),
       ...(diskLayers.length === 0 ? {} : { diskLayers }),
-      channelKey: Buffer.from(source.channelKey).toString('hex'),
+      channelKey: full ? Buffer.from(source.channelKey).toString('hex') : '',
       createdAt: new Date(host.clock.now()).toISOString(),
     };
     await writeManifest(directory, manifest);

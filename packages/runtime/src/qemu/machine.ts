@@ -1,3 +1,4 @@
+import { stat } from 'node:fs/promises';
 import { type Agent, createAgent, createUnixSocketEndpoint } from '@agentenv/agent';
 import { type NetworkPolicy, PlatformError, type Resources } from '@agentenv/core';
 import type { RootFilesystem, RuntimeEnd, SlotCalls, StartAdvice, StoredSnapshot } from '../backend.ts';
@@ -9,7 +10,7 @@ import { type Engine, startEngine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
 import { kernelCommandLine } from './qemu-args.ts';
 import { restoreEngine } from './restore-engine.ts';
-import { type SnapshotFiles, snapshotFiles } from './snapshot-files.ts';
+import { diskFiles, type SnapshotFiles, snapshotFiles } from './snapshot-files.ts';
 
 /** A guest that was never activated answers to this key. */
 const UNBORN_KEY = new Uint8Array(16);
@@ -34,7 +35,7 @@ export interface Machine extends AsyncDisposable {
   readonly agent: Agent;
   readonly resources: Resources;
   readonly rootfs: RootFilesystem;
-  /** What it was restored from; undefined: it was booted. */
+  /** What it was started on; without memory where it was booted, undefined when on an empty disk. */
   readonly origin: SnapshotFiles | undefined;
   /** The guest or its engine ended, or its channel was lost while the engine went on. */
   readonly ended: Promise<RuntimeEnd>;
@@ -140,23 +141,28 @@ async function assemble(deps: MachineDeps, plan: MachinePlan, signal: AbortSigna
   };
 }
 
-/** Boots a root file system on an empty disk; resolves when the guest agent answers. */
-export async function bootMachine(
-  deps: MachineDeps,
-  request: { readonly rootfs: RootFilesystem; readonly resources: Resources; readonly use: MachineUse },
-  signal?: AbortSignal,
-): Promise<Machine> {
+export interface BootRequest {
+  readonly rootfs: RootFilesystem;
+  readonly resources: Resources;
+  readonly use: MachineUse;
+  /** The disk it goes on with; an empty one unless given. */
+  readonly disk?: SnapshotFiles;
+}
+
+/** Boots a root file system; resolves when the guest agent answers. */
+export async function bootMachine(deps: MachineDeps, request: BootRequest, signal?: AbortSignal): Promise<Machine> {
   const { host, exec } = deps;
-  const { rootfs, resources, use } = request;
-  const disk = await emptyDisk(host.layout.disks, resources.diskSizeMB, exec, signal);
-  const files = { memory: undefined, rootfs: rootfs.path, disk, diskLayers: [], deviceState: undefined };
+  const { rootfs, resources, use, disk: origin } = request;
+  const disk = origin?.disk.path ?? (await emptyDisk(host.layout.disks, resources.diskSizeMB, exec, signal));
+  const diskLayers = origin?.diskLayers ?? [];
+  const files = { memory: undefined, rootfs: rootfs.path, disk, diskLayers, deviceState: undefined };
   return assemble(
     deps,
     {
       resources,
       use,
       rootfs,
-      origin: undefined,
+      origin,
       async start(slot, { kernelArguments }) {
         const commandLine = kernelCommandLine(host.accelerator, slot.guest, kernelArguments);
         return startEngine(host, { slot, resources, start: { kind: 'boot', commandLine }, files }, signal);
@@ -166,6 +172,30 @@ export async function bootMachine(
     },
     signal,
   );
+}
+
+/**
+ * Boots the disk of a capture, whatever memory it has. Throws `conflict` when the root file system below it is not on this
+ * host.
+ */
+export async function rebootMachine(
+  deps: MachineDeps,
+  snapshot: StoredSnapshot,
+  use: MachineUse,
+  signal?: AbortSignal,
+): Promise<Machine> {
+  const { resources, rootfs } = snapshot.manifest;
+  const size = await stat(rootfs.path).then(
+    (status) => status.size,
+    () => undefined,
+  );
+  if (size !== rootfs.size) {
+    throw new PlatformError('conflict', 'the root file system of the snapshot is not on this host any more', {
+      details: { path: rootfs.path, expected: rootfs.size, found: size },
+    });
+  }
+  const below = { path: rootfs.path, digest: rootfs.sha256 ?? '' };
+  return bootMachine(deps, { rootfs: below, resources, use, disk: diskFiles(snapshot) }, signal);
 }
 
 /** Restores a capture; resolves when the guest runs and its agent answers. It is still the captured generation. */

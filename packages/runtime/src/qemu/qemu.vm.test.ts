@@ -163,7 +163,7 @@ describe('qemu backend', () => {
   describe('a template whose files were changed', () => {
     test('is refused by this server and made anew by the next', async () => {
       const next = world.open();
-      await appendFile(join(template.directory, template.manifest.vmState.path), 'x');
+      await appendFile(join(template.directory, template.manifest.vmState?.path ?? ''), 'x');
       await expect(backend.restore(template, planFor())).rejects.toMatchObject({ code: 'create_failed' });
       template = await next.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
       backend = next;

@@ -50,6 +50,10 @@ export async function restoreEngine(
   signal?: AbortSignal,
 ): Promise<Engine> {
   const files = snapshotFiles(snapshot);
+  const { memory, vmState } = files;
+  if (memory === undefined || vmState === undefined) {
+    throw new PlatformError('conflict', 'the snapshot holds no memory: it can be booted, not restored');
+  }
   await using undo = new AsyncDisposableStack();
   const engine = undo.use(
     await startEngine(
@@ -59,11 +63,11 @@ export async function restoreEngine(
         resources,
         start: { kind: 'incoming' },
         files: {
-          memory: files.memory.path,
+          memory: memory.path,
           rootfs: snapshot.manifest.rootfs.path,
           disk: files.disk.path,
           diskLayers: files.diskLayers,
-          deviceState: files.vmState.path,
+          deviceState: vmState.path,
         },
       },
       signal,

@@ -1,4 +1,4 @@
-import { PlatformError } from '@agentenv/core';
+import { type CaptureKind, PlatformError } from '@agentenv/core';
 import { activationFor } from '../activation.ts';
 import type { CapturedSnapshot, LaunchPlan, RunningSandbox, RuntimeEnd, StoredSnapshot } from '../backend.ts';
 import type { Exec } from '../exec.ts';
@@ -95,14 +95,16 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
 
   async function hold(
     directory: string,
+    contents: CaptureKind,
     signal: AbortSignal | undefined,
     onCopied?: () => Promise<void>,
   ): Promise<StoredSnapshot> {
-    await agent.quiesce(QUIESCE_LEASE_MS, signal);
+    if (contents === 'disk') await agent.settle(QUIESCE_LEASE_MS, signal);
+    else await agent.quiesce(QUIESCE_LEASE_MS, signal);
     stoppedAt = host.clock.monotonic();
     await engine.qmp.execute('stop', {}, {}, signal);
     const { resources, rootfs, origin } = machine;
-    const source = { engine, resources, rootfs, origin, channelKey: plan.channelKey };
+    const source = { contents, engine, resources, rootfs, origin, channelKey: plan.channelKey };
     const early = onCopied === undefined ? {} : { onCopied };
     return captureEngine(host, { ...source, ...early }, directory, exec, signal);
   }
@@ -110,6 +112,7 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
   /** Captures into `directory`; the guest is held afterwards unless `onCopied` lets it go on, and runs after a failure. */
   async function capture(
     directory: string,
+    contents: CaptureKind,
     signal: AbortSignal | undefined,
     onCopied?: () => Promise<void>,
   ): Promise<CapturedSnapshot> {
@@ -119,7 +122,7 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
     phase = 'held';
     settling = true;
     try {
-      const snapshot = await hold(directory, signal, onCopied);
+      const snapshot = await hold(directory, contents, signal, onCopied);
       await deps.onCaptured(snapshot);
       return { manifest: snapshot.manifest, async release() {} };
     } catch (caught) {
@@ -146,9 +149,10 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
       phase = 'running';
       await agent.setClock();
     },
-    capture: (directory, signal) => capture(directory, signal),
+    capture: (directory, signal) => capture(directory, 'full', signal),
+    captureDisk: (directory, signal) => capture(directory, 'disk', signal),
     async snapshot(directory, signal) {
-      return capture(directory, signal, async () => {
+      return capture(directory, 'full', signal, async () => {
         await goOn();
         if (phase === 'held') phase = 'running';
         log.info({ heldMs: host.clock.monotonic() - stoppedAt }, 'the sandbox goes on after its snapshot was copied');

@@ -51,22 +51,33 @@ function located(directory: string, artifact: SnapshotArtifact): SnapshotArtifac
 
 /** The files of a snapshot by what they are for, with absolute paths. */
 export interface SnapshotFiles {
-  /** Mapped privately by every guest made of the snapshot; never changed. */
-  readonly memory: SnapshotArtifact;
+  /** Mapped privately by every guest made of the snapshot; never changed. undefined: a capture of the disk alone. */
+  readonly memory: SnapshotArtifact | undefined;
   readonly memoryLayers: readonly SnapshotArtifact[];
   /** Raw image below all layers of the writable disk. */
   readonly disk: SnapshotArtifact;
   readonly diskLayers: readonly SnapshotArtifact[];
-  readonly vmState: SnapshotArtifact;
+  readonly vmState: SnapshotArtifact | undefined;
 }
 
 export function snapshotFiles({ directory, manifest }: StoredSnapshot): SnapshotFiles {
   const { memory, memoryLayers = [], disk, diskLayers = [], vmState } = manifest;
   return {
-    memory: located(directory, memory),
+    memory: memory === undefined ? undefined : located(directory, memory),
     memoryLayers: memoryLayers.map((layer) => located(directory, layer)),
     disk: located(directory, disk),
     diskLayers: diskLayers.map((layer) => located(directory, layer)),
-    vmState: located(directory, vmState),
+    vmState: vmState === undefined ? undefined : located(directory, vmState),
   };
+}
+
+/** What of a snapshot a boot reads. */
+export function diskFiles(snapshot: StoredSnapshot): SnapshotFiles {
+  return { ...snapshotFiles(snapshot), memory: undefined, memoryLayers: [], vmState: undefined };
+}
+
+/** Every file of it. */
+export function allFiles(files: SnapshotFiles): readonly SnapshotArtifact[] {
+  const { memory, memoryLayers, disk, diskLayers, vmState } = files;
+  return [memory, ...memoryLayers, disk, ...diskLayers, vmState].filter((file) => file !== undefined);
 }

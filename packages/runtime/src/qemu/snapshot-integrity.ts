@@ -3,7 +3,7 @@ import { type Log, PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import type { StoredSnapshot } from '../backend.ts';
 import { dataExtents } from './image-tool.ts';
 import type { MemoryThread } from './memory-thread.ts';
-import { snapshotFiles } from './snapshot-files.ts';
+import { allFiles, diskFiles, snapshotFiles } from './snapshot-files.ts';
 
 /**
  * Trust in captured files. QEMU before 8.2 opens the memory it maps privately for writing, so an engine that was taken
@@ -14,6 +14,8 @@ import { snapshotFiles } from './snapshot-files.ts';
 export interface SnapshotIntegrity {
   /** Rejects with `create_failed` when a file is not what the manifest says; from then on the snapshot is refused. */
   verify(snapshot: StoredSnapshot): Promise<void>;
+  /** The same of what a boot reads of it; memory that is damaged neither matters nor is noticed. */
+  verifyDisk(snapshot: StoredSnapshot): Promise<void>;
   /** Takes the files of a capture this server just made as they are; those it shares with others stay what they were. */
   trust(snapshot: StoredSnapshot): Promise<void>;
   /** Compares the status of every file in use; returns the directories that are refused from now on. */
@@ -44,8 +46,7 @@ async function statusOf(path: string): Promise<Status | undefined> {
 }
 
 function artifactsOf(snapshot: StoredSnapshot): readonly SnapshotArtifact[] {
-  const { memory, memoryLayers, disk, diskLayers, vmState } = snapshotFiles(snapshot);
-  return [memory, ...memoryLayers, disk, ...diskLayers, vmState];
+  return allFiles(snapshotFiles(snapshot));
 }
 
 /** Digest of a captured file: of its data pages when it is sparse, of everything in it otherwise. */
@@ -111,8 +112,7 @@ export function createSnapshotIntegrity(options: {
     return true;
   }
 
-  async function damagedFile(snapshot: StoredSnapshot): Promise<SnapshotArtifact | undefined> {
-    const artifacts = artifactsOf(snapshot);
+  async function damagedFile(artifacts: readonly SnapshotArtifact[]): Promise<SnapshotArtifact | undefined> {
     const intact = await Promise.all(artifacts.map(isIntact));
     return artifacts.find((_, index) => intact[index] === false);
   }
@@ -130,9 +130,14 @@ export function createSnapshotIntegrity(options: {
       if (refused.has(directory)) {
         throw new PlatformError('create_failed', 'the snapshot is damaged and was retired', { details: { directory } });
       }
-      const damaged = await damagedFile(snapshot);
+      const damaged = await damagedFile(artifactsOf(snapshot));
       if (damaged !== undefined) throw refuse(directory, damaged);
       inUse.set(directory, snapshot);
+    },
+    async verifyDisk(snapshot) {
+      const { directory } = snapshot;
+      const damaged = await damagedFile(allFiles(diskFiles(snapshot)));
+      if (damaged !== undefined) throw refuse(directory, damaged);
     },
     async trust(snapshot) {
       refused.delete(snapshot.directory);
@@ -150,7 +155,7 @@ export function createSnapshotIntegrity(options: {
           inUse.delete(directory);
           continue;
         }
-        const damaged = await damagedFile(snapshot);
+        const damaged = await damagedFile(artifactsOf(snapshot));
         if (damaged === undefined) continue;
         refuse(directory, damaged);
         lost.push(directory);

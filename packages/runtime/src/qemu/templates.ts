@@ -74,7 +74,7 @@ export function createTemplates(deps: TemplatesDeps): Templates {
     await engine.qmp.execute('stop', {}, {}, stopping);
     const { manifest } = await captureEngine(
       host,
-      { engine, resources, rootfs, origin: undefined, channelKey: activation.key },
+      { contents: 'full', engine, resources, rootfs, origin: undefined, channelKey: activation.key },
       unfinished,
       exec,
       stopping,
@@ -86,7 +86,7 @@ export function createTemplates(deps: TemplatesDeps): Templates {
     const totalMs = host.clock.monotonic() - started;
     const { memory, disk } = manifest;
     host.log.info(
-      { directory, bootedMs, totalMs, memoryBytes: memory.size, diskBytes: disk.size },
+      { directory, bootedMs, totalMs, memoryBytes: memory?.size, diskBytes: disk.size },
       'a template was captured',
     );
     return { directory, manifest };

@@ -11,6 +11,7 @@ import {
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from 'vitest';
 import type { Backend, KnownInstance, LaunchPlan, Reconciliation, RunningSandbox, StoredSnapshot } from '../backend.ts';
 import { describeAdoption } from './adoption-contract.ts';
+import { describeBoots } from './boot-contract.ts';
 import { collectOutput, readText, rejection, run, spawn, writeText } from './guest-io.ts';
 import type { BackendHarness, ProvokedEnd } from './harness.ts';
 import { describeSlotCalls } from './slot-calls-contract.ts';
@@ -216,7 +217,8 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
       return reconciliation;
     }
 
-    describeSlotCalls({ get: () => ({ harness, backend, template }), planFor, live, expectClean });
+    const context = { get: () => ({ harness, backend, template }), planFor, live, expectClean };
+    describeSlotCalls(context);
 
     describe('network', () => {
       test('a policy is in force from the start and is replaced as a whole', async () => {
@@ -383,6 +385,8 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
         expect((await sandbox.agent.ping()).monotonicNs).toBeGreaterThan(0n);
       });
     });
+
+    describeBoots(context);
 
     describe('the end', () => {
       test('stop may be called twice and at once; calls on the ended guest fail', async () => {

@@ -1,5 +1,5 @@
 import type { Resources } from '@agentenv/core';
-import type { Backend, RootFilesystem, RunningSandbox } from '../backend.ts';
+import type { Backend, LaunchPlan, RootFilesystem, RunningSandbox, StoredSnapshot } from '../backend.ts';
 
 /** Ends of a generation that come from inside it or from its engine. */
 export type ProvokedEnd = 'engine-died' | 'guest-poweroff' | 'guest-reboot' | 'guest-panic';
@@ -25,4 +25,14 @@ export interface BackendHarness extends AsyncDisposable {
   crash(): Promise<Backend>;
   /** What is on the host for generations: processes, directories, devices, one line each; empty when all is clean. */
   leftovers(): Promise<readonly string[]>;
+}
+
+/** What the parts of the contract suite share. */
+export interface SuiteContext {
+  /** What the suite has by the time a test runs. */
+  get(): { readonly harness: BackendHarness; readonly backend: Backend; readonly template: StoredSnapshot };
+  planFor(): LaunchPlan;
+  /** Ended after each test. */
+  readonly live: RunningSandbox[];
+  expectClean(): Promise<void>;
 }

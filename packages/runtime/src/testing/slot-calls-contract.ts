@@ -1,21 +1,12 @@
 import { access } from 'node:fs/promises';
 import { PlatformError } from '@agentenv/core';
 import { describe, expect, test, vi } from 'vitest';
-import type { Backend, LaunchPlan, LiveSlot, RunningSandbox, StartAdvice, StoredSnapshot } from '../backend.ts';
+import type { LaunchPlan, LiveSlot, RunningSandbox, StartAdvice } from '../backend.ts';
 import { readText, rejection } from './guest-io.ts';
-import type { BackendHarness } from './harness.ts';
-
-export interface SlotCallsContext {
-  /** What the suite has by the time a test runs. */
-  get(): { readonly harness: BackendHarness; readonly backend: Backend; readonly template: StoredSnapshot };
-  planFor(): LaunchPlan;
-  /** Ended after each test. */
-  readonly live: RunningSandbox[];
-  expectClean(): Promise<void>;
-}
+import type { SuiteContext } from './harness.ts';
 
 /** The part of the contract about `beforeStart` and `afterStop`. */
-export function describeSlotCalls({ get, planFor, live, expectClean }: SlotCallsContext): void {
+export function describeSlotCalls({ get, planFor, live, expectClean }: SuiteContext): void {
   async function restore(plan: LaunchPlan): Promise<RunningSandbox> {
     const sandbox = await get().backend.restore(get().template, plan);
     live.push(sandbox);

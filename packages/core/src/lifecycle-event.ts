@@ -1,3 +1,4 @@
+import type { components } from '@agentenv/protocol/control-plane';
 import { type EventId, uuidTime } from './ids.ts';
 import type { SandboxRecord } from './sandbox.ts';
 
@@ -49,8 +50,10 @@ export interface LifecycleEvent {
   readonly change: LifecycleChange;
 }
 
+type LifecycleEventBody = components['schemas']['LifecycleEvent'];
+
 /** The words E2B has for the types beside their names. */
-const LABELS: Readonly<Record<LifecycleEventType, string>> = {
+const LABELS: Readonly<Record<LifecycleEventType, LifecycleEventBody['event_label']>> = {
   'sandbox.lifecycle.created': 'create',
   'sandbox.lifecycle.forked': 'fork',
   'sandbox.lifecycle.updated': 'update',
@@ -60,7 +63,7 @@ const LABELS: Readonly<Record<LifecycleEventType, string>> = {
   'sandbox.lifecycle.killed': 'kill',
 };
 
-function dataOf(change: LifecycleChange): Readonly<Record<string, string>> {
+function dataOf(change: LifecycleChange): Partial<LifecycleEventBody['event_data']> {
   switch (change.type) {
     case 'sandbox.lifecycle.forked':
       return { source_sandbox_id: change.sourceSandboxId };
@@ -91,7 +94,7 @@ function executionOf({ at, change, sandbox }: LifecycleEvent) {
 }
 
 /** The form in which everybody outside gets it: version 2 of E2B's event (contract hooks.md 2.5). Times are RFC 3339. */
-export function lifecycleEventBody(event: LifecycleEvent, teamId: string) {
+export function lifecycleEventBody(event: LifecycleEvent, teamId: string): LifecycleEventBody {
   const { id, at, sandbox, change } = event;
   return {
     version: 'v2',

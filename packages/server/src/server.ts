@@ -29,6 +29,7 @@ import { delay } from './delay.ts';
 import { claimHome, claimRuntime } from './directory-lock.ts';
 import { createEventBus, DEFAULT_EVENT_BUS_LIMITS } from './events/event-bus.ts';
 import { createEventMetrics } from './events/event-metrics.ts';
+import { createEventStreams, DEFAULT_EVENT_STREAM_LIMITS } from './events/event-stream.ts';
 import { createExtensionClient } from './hooks/extension-client.ts';
 import { createSandboxHooks, type SandboxHooks } from './hooks/sandbox-hooks.ts';
 import { openHostBackend } from './host-backend.ts';
@@ -131,6 +132,13 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
     ...{ clock, ids, log, teamId: config['team.slug'], limits: DEFAULT_EVENT_BUS_LIMITS },
     onPublished: eventMetrics.published,
   });
+  const eventStreams = undo.use(
+    createEventStreams({
+      ...{ bus: events, clock, limits: DEFAULT_EVENT_STREAM_LIMITS },
+      onCutOff: eventMetrics.cutOff,
+    }),
+  );
+  eventMetrics.watchReaders(() => eventStreams.readers);
   const orchestrator = undo.use(
     await createOrchestrator({
       ...{
@@ -180,7 +188,8 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
 
   let ready = false;
   const front = await createApp({
-    ...{ orchestrator, templates, snapshots, ...observation, clock, log, contexts: options.contexts },
+    ...{ orchestrator, templates, snapshots, ...observation, eventStreams, clock, log },
+    contexts: options.contexts,
     installation: {
       team: config['team.slug'],
       node: config['observability.enabled'] ? nodeReporter(options, orchestrator, ids) : undefined,
@@ -212,6 +221,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
     // The listener stays to the end: it says that the server is going, and that sandboxes are gone.
     await drain(front, options);
     await orchestrator[Symbol.asyncDispose]();
+    await eventStreams[Symbol.asyncDispose]();
     await secure?.[Symbol.asyncDispose]();
     const closed = front.app.close();
     front.app.server.closeAllConnections();

@@ -402,6 +402,29 @@ export interface paths {
         readonly patch?: never;
         readonly trace?: never;
     };
+    readonly "/events": {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path?: never;
+            readonly cookie?: never;
+        };
+        /**
+         * What happens to sandboxes, as it happens.
+         * @description A stream of server-sent events that does not end. Every lifecycle event is one: `id` is its id, `event` its type
+         *     and `data` the object `LifecycleEvent` as one line of JSON. A reader that comes back with the id it saw last goes
+         *     on behind it; when events it has not seen are not kept any more, the first thing it gets is `stream.missed`. An
+         *     `id` without data says how far the stream has come.
+         */
+        readonly get: operations["streamEvents"];
+        readonly put?: never;
+        readonly post?: never;
+        readonly delete?: never;
+        readonly options?: never;
+        readonly head?: never;
+        readonly patch?: never;
+        readonly trace?: never;
+    };
     readonly "/sandboxes-cold": {
         readonly parameters: {
             readonly query?: never;
@@ -926,9 +949,91 @@ export interface paths {
         readonly trace?: never;
     };
 }
-export type webhooks = Record<string, never>;
+export interface webhooks {
+    readonly lifecycleEvent: {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path?: never;
+            readonly cookie?: never;
+        };
+        readonly get?: never;
+        readonly put?: never;
+        /**
+         * A lifecycle event, sent to the webhooks of the configuration.
+         * @description One attempt. It is signed in two ways, `e2b-signature` and `webhook-signature`; every answer but 2xx in time means
+         *     that it is sent again.
+         */
+        readonly post: operations["receiveEvent"];
+        readonly delete?: never;
+        readonly options?: never;
+        readonly head?: never;
+        readonly patch?: never;
+        readonly trace?: never;
+    };
+}
 export interface components {
     schemas: {
+        /** @enum {string} */
+        readonly LifecycleEventType: "sandbox.lifecycle.created" | "sandbox.lifecycle.forked" | "sandbox.lifecycle.updated" | "sandbox.lifecycle.checkpointed" | "sandbox.lifecycle.paused" | "sandbox.lifecycle.resumed" | "sandbox.lifecycle.killed";
+        /** @description Something that happened to a sandbox. */
+        readonly LifecycleEvent: {
+            /** @constant */
+            readonly version: "v2";
+            /**
+             * Format: uuid
+             * @description UUIDv7; of two events of one server the later has the greater.
+             */
+            readonly id: string;
+            readonly type: components["schemas"]["LifecycleEventType"];
+            /** Format: date-time */
+            readonly timestamp: string;
+            /** @constant */
+            readonly event_category: "lifecycle";
+            /** @enum {string} */
+            readonly event_label: "create" | "fork" | "update" | "checkpoint" | "pause" | "resume" | "kill";
+            readonly event_data: {
+                readonly sandbox_metadata: {
+                    readonly [key: string]: string;
+                };
+                /** @description Of `forked`, what it is a copy of. */
+                readonly source_sandbox_id?: string;
+                /**
+                 * @description Of `updated`, what changed.
+                 * @enum {string}
+                 */
+                readonly updated?: "timeout" | "network";
+                /**
+                 * Format: date-time
+                 * @description Of `updated`, when its timeout fires now.
+                 */
+                readonly set_timeout?: string;
+                /** @description Of `checkpointed`, the template of the snapshot. */
+                readonly snapshot_template_id?: string;
+                /** @description Of `checkpointed`, the snapshot itself. */
+                readonly snapshot_build_id?: string;
+                /** @description Of `killed`, why; the reasons of `agentenv_sandbox_ends_total`, or `server-restarted`. */
+                readonly reason?: string;
+                /** @description Of `paused` and of `killed` when it ran until then, the run that ended. */
+                readonly execution?: {
+                    /** Format: date-time */
+                    readonly started_at: string;
+                    readonly vcpu_count: number;
+                    /** @description MiB. */
+                    readonly memory_mb: number;
+                    /** @description Milliseconds. */
+                    readonly execution_time: number;
+                };
+            };
+            readonly sandbox_id: string;
+            /** @description The run of the sandbox, another one after every resume. */
+            readonly sandbox_execution_id: string;
+            readonly sandbox_template_id: string;
+            /** @description Empty for sandboxes that were started from no build. */
+            readonly sandbox_build_id: string;
+            /** @description Config `team.slug`. */
+            readonly sandbox_team_id: string;
+        };
         readonly Error: {
             /** @description The HTTP status. */
             readonly code: number;
@@ -2015,6 +2120,35 @@ export interface operations {
             readonly default: components["responses"]["Error"];
         };
     };
+    readonly streamEvents: {
+        readonly parameters: {
+            readonly query?: {
+                /** @description Only events of these sandboxes, comma-joined or repeated. */
+                readonly sandboxID?: readonly string[];
+                /** @description Only events of these types, comma-joined or repeated. */
+                readonly type?: readonly components["schemas"]["LifecycleEventType"][];
+            };
+            readonly header?: {
+                /** @description The `id` the reader saw last. */
+                readonly "Last-Event-ID"?: string;
+            };
+            readonly path?: never;
+            readonly cookie?: never;
+        };
+        readonly requestBody?: never;
+        readonly responses: {
+            /** @description The events from now on, or from where the reader goes on. */
+            readonly 200: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "text/event-stream": string;
+                };
+            };
+            readonly default: components["responses"]["Error"];
+        };
+    };
     readonly createColdSandbox: {
         readonly parameters: {
             readonly query?: never;
@@ -2640,6 +2774,42 @@ export interface operations {
         readonly requestBody?: never;
         readonly responses: {
             readonly default: components["responses"]["Error"];
+        };
+    };
+    readonly receiveEvent: {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header: {
+                /** @description The id of the event, the same in every attempt. */
+                readonly "webhook-id": string;
+                /** @description When this attempt was made, seconds since the epoch. */
+                readonly "webhook-timestamp": string;
+                /** @description `v1,` and the base64 of HMAC-SHA256 of `{webhook-id}.{webhook-timestamp}.{body}`. */
+                readonly "webhook-signature": string;
+                /** @description Which webhook of the configuration this is. */
+                readonly "e2b-webhook-id": string;
+                /** @description Another one for every attempt. */
+                readonly "e2b-delivery-id": string;
+                readonly "e2b-signature-version": "v1";
+                /** @description Unpadded base64 of SHA-256 of the secret and the body. */
+                readonly "e2b-signature": string;
+            };
+            readonly path?: never;
+            readonly cookie?: never;
+        };
+        readonly requestBody: {
+            readonly content: {
+                readonly "application/json": components["schemas"]["LifecycleEvent"];
+            };
+        };
+        readonly responses: {
+            /** @description It was taken. The body is not read. */
+            readonly "2XX": {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content?: never;
+            };
         };
     };
 }

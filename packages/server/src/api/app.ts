@@ -2,6 +2,7 @@ import type { Clock, Log } from '@agentenv/core';
 import { HEADERS } from '@agentenv/protocol';
 import cors from '@fastify/cors';
 import { type FastifyInstance, type FastifyRequest, fastify } from 'fastify';
+import type { EventStreams } from '../events/event-stream.ts';
 import type { HttpMetrics } from '../observability/metrics.ts';
 import type { RequestContexts } from '../observability/request-context.ts';
 import type { SandboxLogs } from '../observability/sandbox-logs.ts';
@@ -13,6 +14,7 @@ import { registerBodyParser } from './body.ts';
 import { loadControlPlane, type Operation } from './document.ts';
 import { createDrain } from './drain.ts';
 import { clientGone, logError, sendError, toPlatformError } from './errors.ts';
+import { createEventHandlers } from './event-handlers.ts';
 import { createHttpServer, type ListenerLimits } from './http-server.ts';
 import { createInstallationHandlers, type Installation } from './installation-handlers.ts';
 import { createLogHandlers } from './log-handlers.ts';
@@ -33,6 +35,7 @@ export interface AppDependencies {
   readonly snapshots: SnapshotReader;
   readonly sandboxMetrics: Pick<SandboxMetrics, 'range' | 'newest'>;
   readonly sandboxLogs: Pick<SandboxLogs, 'read'>;
+  readonly eventStreams: Pick<EventStreams, 'open'>;
   readonly installation: Omit<Installation, 'apiKey'>;
   readonly apiKey: string;
   readonly timeouts: TimeoutRules;
@@ -108,6 +111,7 @@ export async function createApp(deps: AppDependencies): Promise<ControlPlane> {
       ...createSnapshotHandlers(deps),
       ...createMetricsHandlers(deps),
       ...createLogHandlers(deps),
+      ...createEventHandlers(deps),
       ...createInstallationHandlers({ ...deps.installation, apiKey: deps.apiKey }),
     },
     validator: createValidator(),

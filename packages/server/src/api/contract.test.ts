@@ -16,6 +16,8 @@ const operations = new Map(loadControlPlane().map((operation) => [operation.id, 
 const EXAMPLES: Readonly<Record<BuiltOperationId, { good: InjectOptions[]; bad?: InjectOptions[] }>> = {
   getHealth: { good: [{ url: '/health' }] },
   getMetrics: { good: [{ url: '/metrics' }] },
+  // A GET does not end: events.test.ts.
+  streamEvents: { good: [{ method: 'HEAD', url: '/events' }], bad: [{ url: '/events?type=unknown' }] },
   createSandbox: {
     good: [
       { url: '/sandboxes', payload: { templateID: 'base' } },

@@ -27,10 +27,14 @@ export interface Operation {
   readonly body: { readonly schema: Schema; readonly required: boolean } | undefined;
   readonly pathParameters: readonly Parameter[];
   readonly queryParameters: readonly Parameter[];
+  readonly headerParameters: readonly Parameter[];
+  /** Its answer is a stream that does not end by itself. */
+  readonly endless: boolean;
   /** JSON schema of the answer by status or `default`; statuses without a JSON body are absent. */
   readonly responses: ReadonlyMap<string, Schema>;
 }
 
+const EVENT_STREAM = 'text/event-stream';
 const METHODS = ['get', 'post', 'put', 'patch', 'delete'] as const;
 
 /** Reads the control-plane document that ships with the protocol package. */
@@ -61,6 +65,8 @@ export function readOperations(document: unknown): readonly Operation[] {
         body: readBody(operation.requestBody),
         pathParameters: parameters.filter((parameter) => parameter.in === 'path').map(readParameter),
         queryParameters: parameters.filter((parameter) => parameter.in === 'query').map(readParameter),
+        headerParameters: parameters.filter((parameter) => parameter.in === 'header').map(readParameter),
+        endless: isEndless(operation.responses),
         responses: readResponses(operation.responses),
       });
     }
@@ -94,6 +100,13 @@ function readResponses(raw: unknown): ReadonlyMap<string, Schema> {
     if (schema !== undefined) schemas.set(status, schema);
   }
   return schemas;
+}
+
+function isEndless(raw: unknown): boolean {
+  return Object.entries(object(raw, 'responses')).some(([status, response]) => {
+    const { content } = object(response, status);
+    return content !== undefined && EVENT_STREAM in object(content, 'content');
+  });
 }
 
 function jsonSchemaOf(holder: Schema): Schema | undefined {

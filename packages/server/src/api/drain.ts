@@ -1,4 +1,4 @@
-import type { RequestListener } from 'node:http';
+import type { RequestListener, ServerResponse } from 'node:http';
 import { PlatformError } from '@agentenv/core';
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import type { Operation } from './document.ts';
@@ -9,7 +9,7 @@ const RETRY_AFTER_SECONDS = 5;
 
 /** The end of the control plane: what is under way may finish, what still comes is refused. */
 export interface Drain {
-  /** Counts the requests a listener takes, from their arrival to the end of their answer. */
+  /** Counts the requests a listener takes, from their arrival to the end of their answer; endless ones not for long. */
   count(listener: RequestListener): RequestListener;
   /** Lets `app` refuse requests once it begins. Scrapes go on to the end: that is when somebody wants to look. */
   guard(app: FastifyInstance, operationOf: (request: FastifyRequest) => Operation | undefined): void;
@@ -21,13 +21,17 @@ export function createDrain(): Drain {
   let draining = false;
   let requests = 0;
   let idle: PromiseWithResolvers<void> | undefined;
+  const counted = new WeakSet<ServerResponse>();
+
+  function discount(response: ServerResponse): void {
+    if (counted.delete(response) && --requests === 0) idle?.resolve();
+  }
 
   return {
     count: (listener) => (request, response) => {
       requests++;
-      response.once('close', () => {
-        if (--requests === 0) idle?.resolve();
-      });
+      counted.add(response);
+      response.once('close', () => discount(response));
       listener(request, response);
     },
     guard(app, operationOf) {
@@ -36,7 +40,10 @@ export function createDrain(): Drain {
         done();
       });
       app.addHook('onRequest', (request, reply, done) => {
-        if (!draining || operationOf(request)?.id === 'getMetrics') {
+        const operation = operationOf(request);
+        // Nobody can wait for its end.
+        if (operation?.endless === true) discount(reply.raw);
+        if (!draining || operation?.id === 'getMetrics') {
           done();
           return;
         }

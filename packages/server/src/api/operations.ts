@@ -1,3 +1,4 @@
+import type { Readable } from 'node:stream';
 import type { Log } from '@agentenv/core';
 import type { operations } from '@agentenv/protocol/control-plane';
 import type { OperationId } from './document.ts';
@@ -7,6 +8,9 @@ type JsonOf<Source> = Source extends { readonly content: { readonly 'application
   ? Body
   : undefined;
 type TextOf<Source> = Source extends { readonly content: { readonly 'text/plain': infer Body } } ? Body : undefined;
+type StreamOf<Source> = Source extends { readonly content: { readonly 'text/event-stream': string } }
+  ? Readable
+  : undefined;
 type Present<Value> = Exclude<Value, undefined>;
 
 /** What a handler gets: validated, defaults of the document applied, an absent optional body replaced by `{}`. */
@@ -14,7 +18,11 @@ export interface OperationInput<Id extends OperationId> {
   readonly body: JsonOf<Present<Part<operations[Id], 'requestBody'>>>;
   readonly path: Part<Part<operations[Id], 'parameters'>, 'path'>;
   readonly query: Present<Part<Part<operations[Id], 'parameters'>, 'query'>>;
+  /** Parameters among the headers, by their names in the document. */
+  readonly header: Present<Part<Part<operations[Id], 'parameters'>, 'header'>>;
   readonly log: Log;
+  /** Aborted when nothing can be sent any more: the answer is complete, or the client has gone. */
+  readonly closed: AbortSignal;
 }
 
 type Responses<Id extends OperationId> = operations[Id]['responses'];
@@ -23,7 +31,7 @@ type Responses<Id extends OperationId> = operations[Id]['responses'];
 export type OperationOutput<Id extends OperationId> = {
   readonly [Status in keyof Responses<Id> & number]: {
     readonly status: Status;
-    readonly body?: JsonOf<Responses<Id>[Status]> | TextOf<Responses<Id>[Status]>;
+    readonly body?: JsonOf<Responses<Id>[Status]> | TextOf<Responses<Id>[Status]> | StreamOf<Responses<Id>[Status]>;
     readonly headers?: Readonly<Record<string, string>>;
   };
 }[keyof Responses<Id> & number];

@@ -27,7 +27,16 @@ export interface RouteDependencies {
   readonly log: Log;
 }
 
-type AnyHandler = (input: { body: unknown; path: unknown; query: unknown; log: Log }) => unknown;
+interface AnyInput {
+  readonly body: unknown;
+  readonly path: unknown;
+  readonly query: unknown;
+  readonly header: unknown;
+  readonly log: Log;
+  readonly closed: AbortSignal;
+}
+
+type AnyHandler = (input: AnyInput) => unknown;
 
 interface Answer {
   readonly status: number;
@@ -77,17 +86,26 @@ function createHandler(operation: Operation, deps: RouteDependencies) {
   const { validator } = deps;
   const checkPath = compileParameters(validator, operation.pathParameters, 'path');
   const checkQuery = compileParameters(validator, operation.queryParameters, 'query');
+  const checkHeaders = compileParameters(validator, operation.headerParameters, 'header');
   const checkBody = operation.body && validator.compile(operation.body.schema, 'body');
 
   return async (request: FastifyRequest, reply: FastifyReply): Promise<FastifyReply> => {
     checkPath?.(request.params);
     const query = checkQuery === undefined ? {} : readQuery(operation.queryParameters, request.query);
     checkQuery?.(query);
+    const header = readHeaders(operation.headerParameters, request.headers);
+    checkHeaders?.(header);
     if (checkBody !== undefined) {
       settleBody(request, operation);
       checkBody(request.body);
     }
-    const input = { body: request.body, path: request.params, query, log: deps.log };
+    const input: AnyInput = {
+      ...{ body: request.body, path: request.params, query, header, log: deps.log },
+      // Most of them do not ask.
+      get closed() {
+        return closedSignal(reply);
+      },
+    };
     const answer = (await deps.contexts.run(deps.contexts.of(request.raw), () => handle(input))) as Answer;
     if (answer.headers !== undefined) reply.headers(answer.headers);
     return reply.code(answer.status).send(answer.body);
@@ -97,7 +115,7 @@ function createHandler(operation: Operation, deps: RouteDependencies) {
 function compileParameters(
   validator: Validator,
   parameters: readonly Parameter[],
-  part: 'path' | 'query',
+  part: 'path' | 'query' | 'header',
 ): Validate | undefined {
   if (parameters.length === 0) return undefined;
   const schema: Schema = {
@@ -106,6 +124,20 @@ function compileParameters(
     required: parameters.filter(({ required }) => required).map(({ name }) => name),
   };
   return validator.compile(schema, part);
+}
+
+/** Aborts with the end of the answer, however it ends. */
+function closedSignal(reply: FastifyReply): AbortSignal {
+  const closed = new AbortController();
+  reply.raw.once('close', () => closed.abort());
+  if (reply.raw.destroyed) closed.abort();
+  return closed.signal;
+}
+
+/** The known parameters among the headers; an empty one counts as not there. */
+function readHeaders(parameters: readonly Parameter[], raw: FastifyRequest['headers']): Record<string, unknown> {
+  const given = parameters.map(({ name }) => [name, raw[name.toLowerCase()]] as const);
+  return Object.fromEntries(given.filter(([, value]) => value !== undefined && value !== ''));
 }
 
 /** The known parameters of a query; lists may be comma-joined or repeated (contract e2b.md T7), others given once. */

@@ -6,7 +6,7 @@ import type { Schema } from './document.ts';
 /** Longest message of a validation error, characters; it may name keys the client chose. */
 const MAX_MESSAGE = 300;
 
-export type RequestPart = 'body' | 'path' | 'query';
+export type RequestPart = 'body' | 'path' | 'query' | 'header';
 
 /** Throws a PlatformError that names the first thing that is wrong with `value`. */
 export type Validate = (value: unknown) => void;

@@ -1,7 +1,27 @@
+import { readFileSync } from 'node:fs';
 import { createUuidSource, LIFECYCLE_EVENT_TYPES, type SandboxRecord } from '@agentenv/core';
 import { createFakeClock, createRecordingLog, createSeededRandom, sandboxRecord } from '@agentenv/core/testing';
+import { CONTROL_PLANE_DOCUMENT } from '@agentenv/protocol/control-plane';
+import { Ajv2020 } from 'ajv/dist/2020.js';
+import formats from 'ajv-formats';
 import { describe, expect, it } from 'vitest';
+import { parse } from 'yaml';
 import { createEventBus, DEFAULT_EVENT_BUS_LIMITS, type EventBusLimits, type EventMessage } from './event-bus.ts';
+
+/** What the document of the control plane says of events. */
+const ajv = new Ajv2020({ strict: false });
+formats.default(ajv, ['date-time', 'uuid']);
+ajv.addSchema(parse(readFileSync(CONTROL_PLANE_DOCUMENT, 'utf8')), 'document');
+const conforms = ajv.compile({
+  $ref: 'document#/components/schemas/LifecycleEvent',
+  unevaluatedProperties: false,
+  properties: {
+    event_data: {
+      $ref: 'document#/components/schemas/LifecycleEvent/properties/event_data',
+      unevaluatedProperties: false,
+    },
+  },
+});
 
 const CREATED = { type: 'sandbox.lifecycle.created' } as const;
 
@@ -71,6 +91,7 @@ describe('an event', () => {
       sandbox_team_id: 'default',
     });
     expect(message?.json).not.toContain('\n');
+    expect(conforms(JSON.parse(message?.json ?? '')) ? [] : conforms.errors).toEqual([]);
   });
 
   it('says nothing that is secret', () => {

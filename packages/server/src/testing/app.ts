@@ -4,6 +4,8 @@ import type { TemplateRecord } from '@agentenv/storage';
 import type { FastifyInstance } from 'fastify';
 import { createApp } from '../api/app.ts';
 import type { ListenerLimits } from '../api/http-server.ts';
+import type { EventBus } from '../events/event-bus.ts';
+import type { EventStreams } from '../events/event-stream.ts';
 import type { HostUsageProbe } from '../observability/host-usage.ts';
 import { createMetrics, type Metrics } from '../observability/metrics.ts';
 import { createNodeReporter } from '../observability/node.ts';
@@ -16,6 +18,7 @@ import {
 } from '../observability/sandbox-metrics.ts';
 import type { OrchestratorStatus } from '../orchestrator/create-orchestrator.ts';
 import { createDataPlane, type IngressLimits } from '../proxy/data-plane.ts';
+import { createTestEvents } from './events.ts';
 import { createMemoryOrchestrator, type MemoryOrchestrator } from './memory-orchestrator.ts';
 
 export const TEST_API_KEY = `e2b_${'0a'.repeat(20)}`;
@@ -57,6 +60,8 @@ export interface TestApp extends AsyncDisposable {
   readonly metrics: Metrics;
   readonly sandboxLogs: SandboxLogs;
   readonly sandboxMetrics: SandboxMetrics;
+  readonly events: EventBus;
+  readonly eventStreams: EventStreams;
   /** What it wrote to the log. */
   readonly log: RecordingLog;
   readonly contexts: RequestContexts;
@@ -95,6 +100,7 @@ export async function createTestApp(
     ...{ clock, log, config: { ...DEFAULT_SANDBOX_METRICS_CONFIG, firstLookMs: 0 } },
     onSample() {},
   });
+  const { events, eventStreams } = createTestEvents({ clock, log, streamLimits: { readers: 4 } });
   const node = createNodeReporter({
     identity: TEST_NODE,
     build: { version: '1.2.3', commit: '' },
@@ -102,7 +108,7 @@ export async function createTestApp(
     status: () => TEST_STATUS,
   });
   const { app, drain } = await createApp({
-    ...{ orchestrator, sandboxLogs, sandboxMetrics, contexts },
+    ...{ orchestrator, sandboxLogs, sandboxMetrics, eventStreams, contexts },
     ...(options.listenerLimits === undefined ? {} : { listenerLimits: options.listenerLimits }),
     snapshots: orchestrator.snapshots,
     installation: { team: 'default', node: options.observability === 'off' ? undefined : node },
@@ -130,8 +136,9 @@ export async function createTestApp(
     log,
   });
   return {
-    ...{ app, orchestrator, metrics, sandboxLogs, sandboxMetrics, log, contexts, drain },
+    ...{ app, orchestrator, metrics, sandboxLogs, sandboxMetrics, events, eventStreams, log, contexts, drain },
     async [Symbol.asyncDispose]() {
+      await eventStreams[Symbol.asyncDispose]();
       await app.close();
       sandboxMetrics[Symbol.dispose]();
       sandboxLogs[Symbol.dispose]();

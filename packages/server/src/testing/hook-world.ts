@@ -21,6 +21,7 @@ import { createOrchestrator, type OwnedOrchestrator } from '../orchestrator/crea
 import { createDataPlane } from '../proxy/data-plane.ts';
 import { createTemplateCatalogue } from '../templates/template-catalogue.ts';
 import { createTemplateRegistry, DEFAULT_TEMPLATE_REGISTRY_CONFIG } from '../templates/template-registry.ts';
+import { createTestEvents } from './events.ts';
 import { LARGE_HOST } from './lifecycle-harness.ts';
 
 /** A host with one kind of backend, for suites that run on every one. */
@@ -108,10 +109,12 @@ export async function startHookServer(options: HookServerOptions): Promise<HookS
   });
   const url = CONFIG_SCHEMA['custom_extension.url'].kind.parse(options.extensionUrl ?? '');
   const { timeoutMs } = options;
+  const { events, eventStreams } = createTestEvents({ clock, log });
+  undo.use(eventStreams);
   const orchestrator = undo.use(
     await createOrchestrator({
       ...{ backend, ledger, captures, snapshots, templates, clock, rng, ids, log, stages: metrics.stages },
-      ...{ logs: sandboxLogs, samples: sandboxMetrics, events: { publish() {} } },
+      ...{ logs: sandboxLogs, samples: sandboxMetrics, events },
       hooks: createSandboxHooks({
         client: url === undefined || url === '' ? undefined : createExtensionClient({ url, timeoutMs, clock }),
         log,
@@ -128,7 +131,7 @@ export async function startHookServer(options: HookServerOptions): Promise<HookS
   await registry.resolve('base');
   const contexts = createRequestContexts(createSeededRandom(3));
   const { app } = await createApp({
-    ...{ orchestrator, templates, snapshots, sandboxLogs, sandboxMetrics, contexts, clock, log },
+    ...{ orchestrator, templates, snapshots, sandboxLogs, sandboxMetrics, eventStreams, contexts, clock, log },
     installation: { team: 'default', node: undefined },
     ...{ apiKey: API_KEY, isReady: () => true, domain: undefined },
     timeouts: { defaultSeconds: 60, defaultV2Seconds: 300, maximumSeconds: 86_400, autoPause: false },

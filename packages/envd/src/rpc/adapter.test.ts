@@ -1,5 +1,6 @@
 import { createServer, request as httpRequest } from 'node:http';
 import type { AddressInfo } from 'node:net';
+import { gzipSync } from 'node:zlib';
 import { type Log, PlatformError, SILENT_LOG } from '@agentenv/core';
 import { createFakeClock, type FakeClock } from '@agentenv/core/testing';
 import { Process } from '@agentenv/protocol/process';
@@ -67,6 +68,16 @@ async function serve(implementation: Partial<ServiceImpl<typeof Process>>): Prom
 
 const JSON_CALL = 'application/json';
 const JSON_STREAM = 'application/connect+json';
+const BINARY_CALL = 'application/proto';
+const BINARY_STREAM = 'application/connect+proto';
+
+/** One message of a stream. */
+function envelope(data: Uint8Array, flags = 0): Buffer {
+  const head = Buffer.alloc(5);
+  head.writeUInt8(flags, 0);
+  head.writeUInt32BE(data.length, 1);
+  return Buffer.concat([head, data]);
+}
 
 describe('errors', () => {
   test('ours have their code and message, in both forms', async () => {
@@ -127,6 +138,60 @@ describe('errors', () => {
     const text = (await answer).body.toString('latin1');
     expect(text).toContain('deadline_exceeded');
     expect(text).toContain('no request body arrived for 60 s');
+  });
+});
+
+describe('a message that cannot be read is the fault of its client', () => {
+  /** A field that is longer than the message, and a wire type there is none of. */
+  const BROKEN = [Buffer.from('0aff', 'hex'), Buffer.from('0f', 'hex')];
+  /** `process.tag` of SendInput; `process.cmd` of Start and `start.process.tag` of StreamInput. */
+  const NO_UTF8 = { call: Buffer.from('0a041202fffe', 'hex'), stream: Buffer.from('0a060a041202fffe', 'hex') };
+  /** JSON with the string where either stream has one. */
+  const strings = (text: string) => `{"tag":"${text}","start":{"process":{"tag":"${text}"}}}`;
+  const TRUNCATED = gzipSync(Buffer.from('{}')).subarray(0, -4);
+
+  test.each([
+    ...[...BROKEN, NO_UTF8.call].map((bytes) => ['in binary', BINARY_CALL, bytes, {}] as const),
+    ['in JSON that is no UTF-8', JSON_CALL, Buffer.from('{"process":{"tag":"\xff"}}', 'latin1'), {}] as const,
+    ['in JSON with half a character', JSON_CALL, Buffer.from('{"process":{"tag":"\\ud800"}}'), {}] as const,
+    ['in gzip that is cut off', JSON_CALL, TRUNCATED, { 'content-encoding': 'gzip' }] as const,
+  ])('of a call, %s', async (_what, contentType, body, headers) => {
+    const { send, logged } = await serve({ sendInput: () => ({}) });
+    const answer = await send('SendInput', contentType, body, { headers });
+    expect({ status: answer.status, ...JSON.parse(answer.body.toString()) }).toMatchObject({
+      status: 400,
+      code: 'invalid_argument',
+    });
+    expect(logged).toEqual([]);
+  });
+
+  test.each([
+    ...[...BROKEN, NO_UTF8.stream].map((bytes) => ['in binary', BINARY_STREAM, envelope(bytes), {}] as const),
+    ['in JSON that is no UTF-8', JSON_STREAM, envelope(Buffer.from(strings('\xff'), 'latin1')), {}] as const,
+    ['in JSON with half a character', JSON_STREAM, envelope(Buffer.from(strings('\\ud800'))), {}] as const,
+    ['compressed though nothing was agreed', JSON_STREAM, envelope(TRUNCATED, 1), {}] as const,
+    ['in gzip that is cut off', JSON_STREAM, envelope(TRUNCATED, 1), { 'connect-content-encoding': 'gzip' }] as const,
+  ])('of a stream, %s', async (_what, contentType, body, headers) => {
+    const { send, logged } = await serve({
+      async *start() {
+        yield {};
+      },
+      async streamInput(messages) {
+        for await (const _message of messages);
+        return {};
+      },
+    });
+    for (const method of ['Start', 'StreamInput']) {
+      const answer = await send(method, contentType, body, { headers });
+      expect(answer.status).toBe(200);
+      expect(decodeFrames(answer.body)).toMatchObject([{ flags: 2, json: { error: { code: 'invalid_argument' } } }]);
+    }
+    expect(logged).toEqual([]);
+  });
+
+  test('an answer that cannot be written stays ours', async () => {
+    const { send } = await serve({ list: () => ({ processes: [{ pid: -1 }] }) });
+    expect(await send('List', BINARY_CALL, Buffer.alloc(0))).toMatchObject({ status: 500 });
   });
 });
 

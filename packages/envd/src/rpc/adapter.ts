@@ -17,7 +17,7 @@ import { signalOfAnswer } from '../http/signals.ts';
 import { writeChunk } from '../http/write.ts';
 import { basicUser, connectTimeoutMs, keepaliveMs } from './call-headers.ts';
 import { CALL_VALUES } from './call-values.ts';
-import { isExpected, isSandboxGone, toConnectError } from './connect-error.ts';
+import { isExpected, isSandboxGone, toConnectError, toRequestError } from './connect-error.ts';
 
 /** Largest message of a call: 4 MiB of input in base64 and more, bytes. */
 const MAX_MESSAGE_BYTES = 8 * 1024 * 1024;
@@ -25,6 +25,8 @@ const MAX_MESSAGE_BYTES = 8 * 1024 * 1024;
 const BODY_IDLE_MS = 60_000;
 /** The longest a stream of input may be silent: its clients send keepalives far more often. */
 const STREAM_IDLE_MS = 3_600_000;
+/** Strings of JSON are UTF-8 or refused, as those of binary messages are; the library hands the decoder on. */
+const JSON_OPTIONS = { ignoreUnknownFields: true, textDecoder: new TextDecoder('utf-8', { fatal: true }) };
 const LATE = 'the time limit of the request has passed';
 
 export interface RpcAdapterOptions {
@@ -44,7 +46,7 @@ const createErrorTranslation =
   (log: Log): Interceptor =>
   (next) =>
   async (request) => {
-    const { breakOff } = request.contextValues.get(CALL_VALUES);
+    const { breakOff, messageRead } = request.contextValues.get(CALL_VALUES);
     const streams = request.method.methodKind === 'server_streaming';
     const translate = (caught: unknown): ConnectError => {
       if (isSandboxGone(caught)) breakOff();
@@ -52,7 +54,11 @@ const createErrorTranslation =
       return toConnectError(caught);
     };
     try {
-      const answer = await (streams ? next(request) : unlessAborted(next(request), request.signal));
+      if (!request.stream) messageRead();
+      const readable = request.stream
+        ? { ...request, message: translateStream(request.message, toRequestError) }
+        : request;
+      const answer = await (streams ? next(readable) : unlessAborted(next(readable), request.signal));
       return answer.stream ? { ...answer, message: translateStream(answer.message, translate) } : answer;
     } catch (caught) {
       throw translate(caught);
@@ -88,6 +94,7 @@ export function createRpcAdapter({ clock, log, routes }: RpcAdapterOptions): Rpc
     grpc: false,
     grpcWeb: false,
     readMaxBytes: MAX_MESSAGE_BYTES,
+    jsonOptions: JSON_OPTIONS,
     acceptCompression: [compressionGzip, compressionBrotli],
     interceptors: [createErrorTranslation(log)],
   });
@@ -112,6 +119,7 @@ export function createRpcAdapter({ clock, log, routes }: RpcAdapterOptions): Rpc
         ? undefined
         : clock.timer(timeoutMs, () => late.abort(new PlatformError('deadline_exceeded', LATE)));
     let body: AsyncIterable<Uint8Array> | undefined;
+    let messageRead = handler.method.methodKind !== 'unary';
     const answer = await handler({
       httpVersion: request.httpVersion,
       method: request.method,
@@ -125,6 +133,9 @@ export function createRpcAdapter({ clock, log, routes }: RpcAdapterOptions): Rpc
         timeoutMs,
         arrivedAt: clock.monotonic(),
         keepaliveMs: keepaliveMs(request.headers),
+        messageRead: () => {
+          messageRead = true;
+        },
         answered,
         breakOff: () => resetConnection(response),
         writeFrame: readsJsonStream(request) ? (frame) => writeChunk(response, frame) : undefined,
@@ -134,7 +145,10 @@ export function createRpcAdapter({ clock, log, routes }: RpcAdapterOptions): Rpc
         },
       }),
     });
-    if (body === undefined || answer.status !== 200) await sendUniversal(answer, request, response);
+    if (answer.status === 500 && !messageRead) {
+      const message = `the body is no ${handler.method.input.typeName} in the encoding its headers name`;
+      sendJson(response, 400, { code: 'invalid_argument', message });
+    } else if (body === undefined || answer.status !== 200) await sendUniversal(answer, request, response);
     else await sendBody(answer, body, response);
   }
 

@@ -10,6 +10,8 @@ export interface CallValues {
   readonly arrivedAt: number;
   /** Silence after which a stream sends a keepalive event, milliseconds. */
   readonly keepaliveMs: number;
+  /** The message of a call with one answer could be read: what fails from here on is not its client's doing. */
+  messageRead(): void;
   /** Aborts when the answer is sent, or its client gone; the signal of the call aborts when its handler is done. */
   readonly answered: AbortSignal;
   /** Breaks the connection: the sandbox is gone, and a client must not take an answer for an end (contract e2b.md section 10.3). */
@@ -36,6 +38,7 @@ export const CALL_VALUES = createContextKey<CallValues>(
     timeoutMs: undefined,
     arrivedAt: 0,
     keepaliveMs: 90_000,
+    messageRead() {},
     answered: AbortSignal.abort(),
     breakOff() {},
     writeFrame: undefined,

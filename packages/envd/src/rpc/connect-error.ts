@@ -28,6 +28,16 @@ export function toConnectError(caught: unknown): ConnectError {
   return new ConnectError(error.message, CODES[error.mapping.connect], undefined, undefined, error);
 }
 
+/**
+ * What an RPC answers when reading its request fails. The library calls some messages that cannot be read `internal`;
+ * whatever arrived is the client's doing.
+ */
+export function toRequestError(caught: unknown): ConnectError {
+  const error = toConnectError(caught);
+  if (error.code !== Code.Internal) return error;
+  return new ConnectError(error.rawMessage, Code.InvalidArgument, undefined, undefined, error);
+}
+
 /** Whether the answer of a call is moot because the sandbox itself is gone. */
 export function isSandboxGone(caught: unknown): boolean {
   const cause = caught instanceof ConnectError ? caught.cause : caught;

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "dispatch.h"
 #include "files.h"
 #include "helper.h"
 #include "protocol.gen.h"
@@ -78,7 +79,8 @@ void files_read(struct reader *request, struct ring *body) {
   files_put_open_entry(&entry, &tables, path, fd);
   files_respond(&entry);
   /* To the end of the file, not to its size: files of procfs have none. */
-  if (!pour(fd, body, length)) _exit(STATUS_IO);
+  /* What calls itself a file and has the reader wait is none: /proc/kmsg. */
+  if (!pour(fd, body, length)) _exit((int)(errno == EAGAIN ? STATUS_NOT_REGULAR : status_of_errno(errno)));
   ring_end(body);
   _exit(STATUS_OK);
 }

@@ -79,6 +79,10 @@ describe('GET /files', () => {
     ['an empty user', () => ({ path: '/x', username: '' }), 401, /^error looking up user '': /],
     ["another user's home", () => ({ path: '~daemon/x' }), 400, /home of another user/],
     ['a NUL byte', () => ({ path: '/a\0b' }), 400, /NUL/],
+    // These can be opened, and fail at their first byte: with EINVAL, with EIO, and with EAGAIN at their end.
+    ['a file for writing only', () => ({ path: '/proc/self/clear_refs' }), 400, /clear_refs' cannot be read/],
+    ['a file that has nothing at its start', () => ({ path: '/proc/self/mem' }), 400, /mem' cannot be read/],
+    ['a file that never ends', () => ({ path: '/proc/kmsg' }), 400, /kmsg' is not a regular file/],
   ])('%s is a clear error', async (_what, query, status, message) => {
     const answer = await files.get(query());
     expect(answer.status).toBe(status);

@@ -44,12 +44,12 @@ export async function downloadFile(
 
   switch (condition.kind) {
     case 'whole':
-      await sendWhole(request, response, { path, entry, content: await readHead(body) }, signal);
+      await sendWhole(request, response, { path, entry, content: await headOf(path, entry, body) }, signal);
       return;
     case 'part': {
       await leave(body);
       const part = await openFile(path, condition, context, signal);
-      await sendPart(request, response, { path, entry, content: await readHead(part.body) }, condition);
+      await sendPart(request, response, { path, entry, content: await headOf(path, entry, part.body) }, condition);
       return;
     }
     case 'not modified':
@@ -79,6 +79,19 @@ async function openFile(path: string, range: Range | undefined, { agent }: Files
   const bytes = range === undefined ? undefined : { offset: range.first, length: range.last - range.first + 1n };
   return await agent.readFile(path, bytes, signal).catch((caught: unknown) => {
     throw readError(caught, path);
+  });
+}
+
+/** The beginning of a file. That it can be opened does not say it can be read: files of procfs refuse it there. */
+async function headOf(path: string, entry: GuestEntry, body: AsyncIterable<Uint8Array>): Promise<FileHead> {
+  return await readHead(body).catch((caught: unknown) => {
+    const error = PlatformError.fromUnknown(caught);
+    const { status } = error.details;
+    // A file of some size that fails is a fault of its disk; one without any is an interface of the kernel.
+    if (status === 'INVALID' || (status === 'IO' && entry.size === 0n)) {
+      throw new PlatformError('invalid_argument', `path '${path}' cannot be read`, { cause: error });
+    }
+    throw readError(error, path);
   });
 }
 

@@ -26,7 +26,7 @@ afterEach(async () => {
 
 async function compose(body: unknown) {
   const headers = { 'content-type': 'application/json' };
-  const text = typeof body === 'string' ? body : JSON.stringify(body);
+  const text = typeof body === 'string' || body instanceof Uint8Array ? body : JSON.stringify(body);
   const answer = await envd.request('/files/compose', { method: 'POST', headers, body: text });
   return { status: answer.status, json: JSON.parse(answer.body.toString()) as unknown };
 }
@@ -42,6 +42,14 @@ describe('POST /files/compose', () => {
   test('relative paths belong to the home of the user', async () => {
     const answer = await compose({ source_paths: ['/mnt/work/1'], destination: 'all', username: 'root' });
     expect(answer).toMatchObject({ status: 200, json: { path: '/root/all' } });
+  });
+
+  test.each([
+    ['no UTF-8', Buffer.from('{"source_paths":["/mnt/work/1"],"destination":"/mnt/work/\xff"}', 'latin1')],
+    ['half a character', '{"source_paths":["/mnt/work/1"],"destination":"/mnt/work/\\udfff"}'],
+  ])('a name that is %s is a 400, and everything is as it was', async (_what, body) => {
+    expect(await compose(body)).toMatchObject({ status: 400 });
+    expect(await readdir(outside)).toEqual(['1', '2']);
   });
 
   test('a full file system is a 507, and everything is as it was', async () => {

@@ -22,7 +22,7 @@ describe('guest paths', () => {
     expect(resolveGuestPath('', { home: '/root', defaultWorkdir: undefined })).toBe('/root');
   });
 
-  test.each(['~other', '~other/x', 'a\0b', '/'.padEnd(5000, 'x')])('refuses %j', (path) => {
+  test.each(['~other', '~other/x', 'a\0b', 'a\ud800', '/'.padEnd(5000, 'x')])('refuses %j', (path) => {
     expect(() => resolveGuestPath(path, user)).toThrow(expect.objectContaining({ code: 'invalid_argument' }));
   });
 });

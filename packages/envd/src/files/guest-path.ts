@@ -30,6 +30,7 @@ function resolve(path: string, home: string, workdir: string): string {
 
 /** Refuses what no path of the guest can be. */
 export function checkGuestPath(path: string): string {
+  if (!path.isWellFormed()) throw new PlatformError('invalid_argument', 'path contains half a character');
   if (path.includes('\0')) throw new PlatformError('invalid_argument', 'path contains a NUL byte');
   if (Buffer.byteLength(path, 'utf8') > MAX_PATH_BYTES) {
     throw new PlatformError('invalid_argument', `path is longer than ${MAX_PATH_BYTES} bytes`);

@@ -44,6 +44,11 @@ describe('multipart body', () => {
     expect((await parse(body))[0]?.filename).toBe('x;y"ü.txt');
   });
 
+  test('a filename that is no UTF-8 is refused, not changed', async () => {
+    const body = '--B\r\nContent-Disposition: form-data; name="file"; filename="a\xff"\r\n\r\n1\r\n--B--';
+    await expect(parse(body)).rejects.toEqual(malformed);
+  });
+
   test('what looks like a boundary inside a part is content', async () => {
     const content = '\r\n-B--B\r\n--\r\n--b\r\r\n--A--B';
     const body = `--B\r\nContent-Disposition: form-data; name="file"\r\n\r\n${content}\r\n--B--`;

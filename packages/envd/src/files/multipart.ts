@@ -1,3 +1,4 @@
+import { isUtf8 } from 'node:buffer';
 import { PlatformError } from '@agentenv/core';
 
 /** Header lines of one part together, bytes. */
@@ -102,6 +103,7 @@ function createPartReader(input: Input, delimiter: Buffer): () => Promise<Iterat
 /** Header lines to lower-case names; folded lines belong to the one before. */
 function parseHeaders(block: Buffer): ReadonlyMap<string, string> {
   const headers = new Map<string, string>();
+  if (!isUtf8(block)) throw malformed('the headers of a part are not valid UTF-8');
   const unfolded = block.toString('utf8').replaceAll(/\r\n[ \t]+/g, ' ');
   for (const line of unfolded.split('\r\n')) {
     if (line === '') continue;

@@ -1,5 +1,5 @@
 import type { Readable } from 'node:stream';
-import { PlatformError } from '@agentenv/core';
+import { decodeUtf8, PlatformError } from '@agentenv/core';
 import { type RequestBodyOptions, readRequestBody } from './request-body.ts';
 
 /** Largest JSON body of a plain HTTP route, bytes. */
@@ -17,7 +17,7 @@ export async function readJsonObject(
     if (bytes > MAX_BYTES) throw new PlatformError('payload_too_large', `the body is larger than ${MAX_BYTES} bytes`);
     chunks.push(chunk);
   }
-  const value = parse(Buffer.concat(chunks).toString('utf8'));
+  const value = parse(decodeUtf8(Buffer.concat(chunks), 'the body'));
   if (typeof value !== 'object' || value === null || Array.isArray(value)) {
     throw new PlatformError('invalid_argument', 'the body must be a JSON object');
   }

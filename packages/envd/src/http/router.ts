@@ -3,6 +3,7 @@ import { PlatformError } from '@agentenv/core';
 import { HEADERS } from '@agentenv/protocol';
 import { constantTimeEqual } from './access.ts';
 import { answerPreflight, applyCors } from './cors.ts';
+import { parseQuery } from './query.ts';
 
 export type Handler = (
   request: IncomingMessage,
@@ -49,7 +50,7 @@ export function createRouter({ routes, fallback, accessToken }: RouterOptions) {
 
     const handler = route === undefined ? fallback(path) : route.methods[request.method ?? ''];
     if (handler !== undefined) {
-      await handler(request, response, new URLSearchParams(query));
+      await handler(request, response, parseQuery(query));
       return;
     }
     if (route === undefined) throw new PlatformError('not_found', `no such path: ${path}`);

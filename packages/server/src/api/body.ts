@@ -1,10 +1,12 @@
-import { PlatformError, shorten } from '@agentenv/core';
+import { isUtf8 } from 'node:buffer';
+import { isWholeText, PlatformError, shorten } from '@agentenv/core';
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import type { Operation } from './document.ts';
 
 /** Longest body of a control-plane request, bytes. */
 export const BODY_LIMIT = 1024 * 1024;
 
+const HALF_CHARACTER = 'the body escapes half a character (an unpaired surrogate)';
 const JSON_TYPE = /^application\/(?:[\w.-]+\+)?json$/i;
 
 /**
@@ -17,9 +19,9 @@ export function registerBodyParser(
 ) {
   const parseJson = app.getDefaultJsonParser('error', 'error');
   app.removeAllContentTypeParsers();
-  app.addContentTypeParser<string>('*', { parseAs: 'string', bodyLimit: BODY_LIMIT }, (request, text, done) => {
+  app.addContentTypeParser<Buffer>('*', { parseAs: 'buffer', bodyLimit: BODY_LIMIT }, (request, bytes, done) => {
     const body = operationOf(request)?.body;
-    if (body === undefined || text.trim() === '') {
+    if (body === undefined || /^[\t\n\r ]*$/.test(bytes.toString('latin1'))) {
       done(null, undefined);
       return;
     }
@@ -32,8 +34,13 @@ export function registerBodyParser(
       done(new PlatformError('invalid_argument', 'the content type of the body must be application/json'));
       return;
     }
-    void parseJson(request, text, (error, value) => {
-      if (error === null) done(null, value);
+    if (!isUtf8(bytes)) {
+      done(new PlatformError('invalid_argument', 'the body is not valid UTF-8'));
+      return;
+    }
+    void parseJson(request, bytes.toString('utf8'), (error, value) => {
+      if (error === null && !isWholeText(value)) done(new PlatformError('invalid_argument', HALF_CHARACTER));
+      else if (error === null) done(null, value);
       else done(new PlatformError('invalid_argument', 'the body is not valid JSON', { cause: error }));
     });
   });

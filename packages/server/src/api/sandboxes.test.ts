@@ -106,6 +106,17 @@ describe('create', () => {
     ]);
   });
 
+  it.each([
+    ['no UTF-8', Buffer.from('{"templateID":"base","metadata":{"a":"\xff"}}', 'latin1')],
+    ['half a character', '{"templateID":"base","metadata":{"a":"\\uD800"}}'],
+  ])('refuses text that is %s instead of changing it', async (_what, payload) => {
+    const headers = { 'x-api-key': TEST_API_KEY, 'content-type': 'application/json' };
+    const response = await front.app.inject({ method: 'POST', url: '/v2/sandboxes', headers, payload });
+    expect(response.statusCode).toBe(400);
+    expect(response.json().message).toMatch(/UTF-8|half a character/);
+    expect(front.orchestrator.calls).toEqual([]);
+  });
+
   it('takes null for every optional field', async () => {
     const body = {
       templateID: 'base',

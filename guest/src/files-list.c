@@ -84,6 +84,10 @@ static void sort_names(struct names *names) {
   names->count = count;
 }
 
+/* Whether an entry that was read is just not there any more, or is no directory any more. Whatever else keeps it from
+ * being looked at is told: a listing must not look whole when it is not. */
+static bool is_gone(int error) { return error == ENOENT || error == ENOTDIR || error == ELOOP; }
+
 /* The first `limit` names of a directory behind `from`, or from it on, sorted. A directory that is gone has none. */
 static struct names *read_names(int directory, const char *from, bool inclusive, size_t limit, const char *path) {
   struct names *names = must_alloc(sizeof *names);
@@ -131,7 +135,10 @@ static void list_child(struct listing *listing, int parent, const char *name, co
                        const char *after) {
   if (depth == 0 || strlen(path) >= PATH_MAX) return;
   int child = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (child < 0) return;
+  if (child < 0) {
+    if (is_gone(errno)) return;
+    files_fail_errno(errno, path);
+  }
   list_level(listing, child, path, depth, after);
   close(child);
 }
@@ -140,11 +147,15 @@ static void list_child(struct listing *listing, int parent, const char *name, co
  * that entry is not repeated. */
 static void list_name(struct listing *listing, int directory, const char *path, const char *name, uint32_t depth,
                       const char *after) {
-  struct stat status;
-  if (fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) != 0) return; /* gone meanwhile */
   size_t size = strlen(path) + strlen(name) + 2;
   char *full = must_alloc(size);
   snprintf(full, size, "%s%s%s", path, path[strlen(path) - 1] == '/' ? "" : "/", name);
+  struct stat status;
+  if (fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (!is_gone(errno)) files_fail_errno(errno, full);
+    free(full);
+    return;
+  }
   if (after == NULL) add_entry(listing, full, &status);
   if (!listing->full && S_ISDIR(status.st_mode)) {
     list_child(listing, directory, name, full, depth - 1, after != NULL ? after : "");

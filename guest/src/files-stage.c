@@ -149,6 +149,12 @@ static int set_attributes(int fd, const struct target *target) {
 
 /* --- putting in place ------------------------------------------------------------------------------------------- */
 
+/* Makes the file the user's, where the file system has owners; 0 or errno. */
+static int give_away(int fd, const struct target *target) {
+  bool given = fchown(fd, target->owner.uid, target->owner.gid) == 0;
+  return given || errno == EPERM || errno == EOPNOTSUPP ? 0 : errno;
+}
+
 /* Makes sure that `size` bytes fit into an existing file without touching its content; 0 or errno. */
 static int reserve(int fd, uint64_t size, const struct stat *before) {
   if (size == 0 || fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size) == 0) return 0;
@@ -182,7 +188,7 @@ static int copy_content(int from, int to, uint64_t size) {
   return got < 0 ? errno : 0;
 }
 
-/* Fills a file that exists from the stage; it keeps its inode, owner and mode. 0 or errno. */
+/* Fills a file that exists from the stage; it keeps its inode and mode and gets the owner. 0 or errno. */
 static int overwrite(const struct stage *stage, const struct target *target, uint64_t size) {
   int fd = open(target->path, O_WRONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) return errno;
@@ -192,6 +198,7 @@ static int overwrite(const struct stage *stage, const struct target *target, uin
   int error = reserve(fd, size, &before);
   if (error == 0) error = copy_content(stage->fd, fd, size);
   if (error == 0 && ftruncate(fd, (off_t)size) != 0) error = errno;
+  if (error == 0) error = give_away(fd, target);
   if (error == 0) error = set_attributes(fd, target);
   close(fd);
   if (error == 0 && stage->temporary != NULL) unlink(stage->temporary);
@@ -226,9 +233,10 @@ static void announce_content(const struct stage *stage, const char *path, uint64
 
 /* Makes the stage the target; EEXIST when something has that name. */
 static int create(const struct stage *stage, const struct target *target, uint64_t size) {
-  if (fchown(stage->fd, target->owner.uid, target->owner.gid) != 0 && errno != EPERM && errno != EOPNOTSUPP) return errno;
+  int error = give_away(stage->fd, target);
+  if (error != 0) return error;
   if (fchmod(stage->fd, target->owner.mode & ~022u) != 0) return errno;
-  int error = set_attributes(stage->fd, target);
+  error = set_attributes(stage->fd, target);
   if (error == 0) error = link_stage(stage, target->path);
   if (error == 0) announce_content(stage, target->path, size);
   return error;

@@ -4,14 +4,11 @@ export interface TraceContext {
   readonly traceId: string;
   /** The span of the caller: 16 lower-case hex digits, not all zero. */
   readonly parentId: string;
-  /** Whether the caller records this trace. */
-  readonly sampled: boolean;
 }
 
 const TRACEPARENT = /^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$/;
 const INVALID_VERSION = 'ff';
 const FIRST_VERSION = '00';
-const SAMPLED_FLAG = 1;
 /** Longest header that is looked at; later versions may append to the 55 characters of version 00. */
 const MAX_LENGTH = 512;
 
@@ -24,10 +21,10 @@ export function parseTraceparent(header: string | undefined): TraceContext | und
   if (header === undefined || header.length > MAX_LENGTH) return undefined;
   const match = TRACEPARENT.exec(header.trim());
   if (match === null) return undefined;
-  const [, version = '', traceId = '', parentId = '', flags = '', rest] = match;
+  const [, version = '', traceId = '', parentId = '', , rest] = match;
   if (version === INVALID_VERSION || (version === FIRST_VERSION && rest !== undefined)) return undefined;
   if (isZero(traceId) || isZero(parentId)) return undefined;
-  return { traceId, parentId, sampled: (Number.parseInt(flags, 16) & SAMPLED_FLAG) === SAMPLED_FLAG };
+  return { traceId, parentId };
 }
 
 function isZero(id: string): boolean {

@@ -25,7 +25,6 @@ import type { FastifyInstance } from 'fastify';
 import { type ControlPlane, createApp } from './api/app.ts';
 import { splitAddress } from './config/load.ts';
 import type { Config } from './config/schema.ts';
-import { delay } from './delay.ts';
 import { claimHome, claimRuntime } from './directory-lock.ts';
 import { createEventBus, DEFAULT_EVENT_BUS_LIMITS } from './events/event-bus.ts';
 import { createEventMetrics } from './events/event-metrics.ts';
@@ -273,7 +272,7 @@ function orchestratorTimes(config: Config): typeof DEFAULT_ORCHESTRATOR_CONFIG {
 }
 
 function nodeReporter(
-  { config, clock, build }: ServerOptions,
+  { config, clock, log, build }: ServerOptions,
   orchestrator: Pick<OwnedOrchestrator, 'status'>,
   ids: UuidSource,
 ): NodeReporter {
@@ -286,8 +285,8 @@ function nodeReporter(
     build,
     host: createHostUsageProbe({
       directories: [config.home_path, config.runtime_path],
-      delay: (milliseconds) => delay(clock, milliseconds),
-      monotonic: () => clock.monotonic(),
+      clock,
+      log,
     }),
     status: () => orchestrator.status(),
   });

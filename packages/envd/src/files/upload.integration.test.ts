@@ -62,6 +62,19 @@ describe('POST /files with plain bytes', () => {
     expect((await stat(files.host('a'))).mode & 0o777).toBe(0o600);
   });
 
+  test('overwriting gives the file to the user of the request, and nothing above it', async () => {
+    await files.put(files.path('theirs/a'), 'of the default user');
+    const { uid } = await stat(files.host('theirs/a'));
+    expect(uid).not.toBe(1);
+    await files.envd.request(filesUrl({ path: files.path('theirs/a'), username: 'daemon' }), {
+      method: 'POST',
+      headers: OCTETS,
+      body: 'x',
+    });
+    expect(await stat(files.host('theirs/a'))).toMatchObject({ uid: 1, gid: 1, size: 1 });
+    expect(await stat(files.host('theirs'))).toMatchObject({ uid });
+  });
+
   test('64 MiB of random bytes, chunked, come back equal', async () => {
     const bytes = randomBytes(64 * 1024 * 1024);
     expect(await files.put(files.path('big'), randomChunks(bytes, [65_536]))).toMatchObject({ status: 200 });

@@ -1,5 +1,6 @@
 import { chmod, mkdir, readdir, rm, symlink, utimes, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
+import { rootProcess } from '@agentenv/agent/testing';
 import { PlatformError } from '@agentenv/core';
 import { createRecordingLog } from '@agentenv/core/testing';
 import { ListDirRequestSchema, ListDirResponseSchema } from '@agentenv/protocol/filesystem';
@@ -29,6 +30,7 @@ afterEach(async () => {
   await rm(outside, { recursive: true, force: true });
 });
 
+const SIGKILL = 9;
 const host = (name: string) => join(outside, name);
 const path = (name: string) => `${directory}/${name}`;
 const call = (method: string, request: unknown, headers = {}) =>
@@ -199,6 +201,36 @@ describe('ListDir', () => {
     await Promise.all([refused, settled.promise]);
     await new Promise(setImmediate);
     expect(log.find('warn')).toEqual([]);
+  });
+
+  test('what cannot be opened is told, not left out', async () => {
+    const { agent } = envd.guest;
+    await mkdir(host('a/closed'), { recursive: true });
+    // A file system in user space lets nobody but its owner in, root included. Nothing has to answer for it.
+    const mount = 'mount -i -t fuse -o fd=3,rootmode=40000,user_id=65533,group_id=65533 none /mnt/work/a/closed';
+    const holder = await agent.spawn(
+      rootProcess(['sh', '-c', `exec 3<>/dev/fuse; ${mount} && echo mounted && sleep 60`]),
+    );
+    let output = '';
+    holder.onOutput(({ data }) => {
+      output += Buffer.from(data).toString();
+    });
+    try {
+      await expect.poll(() => output).toContain('mounted');
+      for (const depth of [2, 3]) {
+        expect(await call('ListDir', { path: directory, depth })).toEqual({
+          status: 403,
+          json: { code: 'permission_denied', message: expect.stringContaining(path('a/closed')) },
+        });
+      }
+      const { json } = await call('ListDir', { path: directory, depth: 1 });
+      expect(json.entries).toMatchObject([{ name: 'a' }]);
+    } finally {
+      await holder.signal(SIGKILL);
+      const unmount = await agent.spawn(rootProcess(['umount', '-l', '/mnt/work/a/closed']));
+      unmount.onOutput(() => undefined);
+      await unmount.exit;
+    }
   });
 
   test('an empty directory has no entries', async () => {

@@ -56,6 +56,8 @@ export interface WatchService extends AsyncDisposable {
 /** Disposing it ends the polling watchers; streams end with their connections. */
 export function createWatchService({ agent, clock, resolvePath, newWatcherId }: WatchServiceDeps): WatchService {
   const watchers = new Map<string, Watch>();
+  /** Watchers that are being opened: they have their places already. */
+  let opening = 0;
   const memory = createWatchMemory();
 
   /** Resolves when the watch is armed: whatever happens from then on is in its queue. */
@@ -119,11 +121,16 @@ export function createWatchService({ agent, clock, resolvePath, newWatcherId }: 
     },
 
     async createWatcher(request, context) {
-      if (watchers.size >= MAX_WATCHERS) {
+      if (watchers.size + opening >= MAX_WATCHERS) {
         throw new PlatformError('capacity', `${MAX_WATCHERS} watchers exist in this sandbox, the limit`);
       }
       const watcherId = newWatcherId();
-      watchers.set(watcherId, await openWatch(request, context));
+      opening++;
+      try {
+        watchers.set(watcherId, await openWatch(request, context));
+      } finally {
+        opening--;
+      }
       return { watcherId };
     },
 

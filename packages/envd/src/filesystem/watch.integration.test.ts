@@ -202,6 +202,23 @@ describe('polling watchers', () => {
     await expect.poll(async () => (await call('CreateWatcher', { path: directory })).status).toBe(200);
   });
 
+  test('are limited also when many are asked for at once', async () => {
+    const answers = await Promise.all(Array.from({ length: 70 }, () => call('CreateWatcher', { path: directory })));
+    const made = answers.filter(({ status }) => status === 200);
+    const refused = answers.filter(({ status }) => status !== 200);
+    for (const { json } of made) await call('RemoveWatcher', { watcherId: json.watcherId });
+    for (const { json } of refused) {
+      expect(json).toMatchObject({
+        code: 'resource_exhausted',
+        message: '64 watchers exist in this sandbox, the limit',
+      });
+    }
+    expect(refused.length).toBeGreaterThanOrEqual(6);
+    // One that could not be opened does not count.
+    for (let count = 0; count < 70; count++) await call('CreateWatcher', { path: '/no/such' });
+    await expect.poll(async () => (await call('CreateWatcher', { path: directory })).status).toBe(200);
+  });
+
   test('a missing directory is not found', async () => {
     expect(await call('CreateWatcher', { path: '/no/such' })).toMatchObject({
       status: 404,

@@ -48,12 +48,13 @@ describe('files of a fake guest', () => {
     expect(await agent.stat('/home/user/a')).toMatchObject({ owner: 'user', mode: 0o755, type: 'directory' });
   });
 
-  test('an overwritten file keeps its inode and owner', async () => {
+  test('an overwritten file keeps its inode and mode and gets the owner', async () => {
     const { agent } = open();
     const before = await agent.stat('/etc/os-release');
     await write(agent, '/etc/os-release', 'new');
     const after = await agent.stat('/etc/os-release');
-    expect({ inode: after.inode, owner: after.owner }).toEqual({ inode: before.inode, owner: 'root' });
+    expect({ ...after, owner: before.owner }).toMatchObject({ inode: before.inode, mode: before.mode });
+    expect([before.owner, after.owner]).toEqual(['root', 'user']);
     expect(await read(agent, '/etc/os-release')).toBe('new');
   });
 

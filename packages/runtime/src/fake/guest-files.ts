@@ -139,8 +139,9 @@ export class GuestFiles {
     if (existing?.type === 'directory') throw guestError('IS_DIRECTORY', request.path);
     this.#ensureParent(target, { uid: request.uid, gid: request.gid, mode: 0o755 });
     const fresh = this.#node('file', { ...request, mode: request.mode & ~UMASK }, request.content);
-    const kept = existing === undefined ? fresh : { ...existing, content: request.content, mtimeNs: fresh.mtimeNs };
-    this.#nodes.set(target, { ...kept, xattrs: request.xattrs });
+    // One that is there stays what it is, but for its content, its owner and what comes with the request.
+    const kept = existing === undefined ? {} : { inode: existing.inode, mode: existing.mode };
+    this.#nodes.set(target, { ...fresh, ...kept, xattrs: request.xattrs });
     if (existing === undefined) this.#notify(target, WATCH_MASK.create);
     this.#notify(target, WATCH_MASK.closeWrite);
   }

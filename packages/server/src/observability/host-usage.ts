@@ -1,7 +1,10 @@
 import { readFile, statfs } from 'node:fs/promises';
 import { arch, availableParallelism } from 'node:os';
+import type { Clock, Log } from '@agentenv/core';
 import type { components } from '@agentenv/protocol/control-plane';
+import { delay } from '../delay.ts';
 import { hostMemory } from '../orchestrator/host-capacity.ts';
+import { createDiskUsage, type FileSystemFacts } from './disk-usage.ts';
 
 export type MachineInfo = components['schemas']['Node']['machineInfo'];
 export type HostDisk = components['schemas']['NodeMetrics']['disks'][number];
@@ -13,7 +16,7 @@ export interface HostUsage {
   readonly cpuCount: number;
   readonly memoryUsedBytes: number;
   readonly memoryTotalBytes: number;
-  /** The file systems the server keeps its data on, each once. */
+  /** The file systems the server keeps its data on, each once; without those that never told their usage. */
   readonly disks: readonly HostDisk[];
 }
 
@@ -30,23 +33,26 @@ const SHORTEST_LOOK_MS = 100;
 /** Reads the host from `/proc`. `directories`: where the server keeps its data. */
 export function createHostUsageProbe(deps: {
   readonly directories: readonly string[];
-  readonly delay: (milliseconds: number) => Promise<void>;
-  readonly monotonic: () => number;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly statfs?: (path: string) => Promise<FileSystemFacts>;
 }): HostUsageProbe {
+  const { clock, log } = deps;
+  const diskUsage = createDiskUsage({ clock, log, statfs: deps.statfs ?? statfs });
   let former: CpuTimes | undefined;
   let lookedAt = Number.NEGATIVE_INFINITY;
   let percent = 0;
 
   async function cpuPercent(): Promise<number> {
-    if (deps.monotonic() - lookedAt < SHORTEST_LOOK_MS) return percent;
+    if (clock.monotonic() - lookedAt < SHORTEST_LOOK_MS) return percent;
     if (former === undefined) {
       former = parseCpuTimes(await readFile('/proc/stat', 'utf8'));
-      await deps.delay(FIRST_LOOK_MS);
+      await delay(clock, FIRST_LOOK_MS);
     }
     const now = parseCpuTimes(await readFile('/proc/stat', 'utf8'));
     percent = usedPercent(former, now);
     former = now;
-    lookedAt = deps.monotonic();
+    lookedAt = clock.monotonic();
     return percent;
   }
 
@@ -58,7 +64,9 @@ export function createHostUsageProbe(deps: {
     async usage() {
       const [percent, disks] = await Promise.all([
         cpuPercent(),
-        readFile('/proc/self/mountinfo', 'utf8').then((text) => readDisks(parseMounts(text), deps.directories)),
+        readFile('/proc/self/mountinfo', 'utf8').then((text) =>
+          readDisks(parseMounts(text), deps.directories, diskUsage),
+        ),
       ]);
       const memory = hostMemory();
       return {
@@ -132,17 +140,22 @@ export function mountOf(mounts: readonly Mount[], path: string): Mount | undefin
   return found;
 }
 
-async function readDisks(mounts: readonly Mount[], directories: readonly string[]): Promise<readonly HostDisk[]> {
+async function readDisks(
+  mounts: readonly Mount[],
+  directories: readonly string[],
+  usageOf: ReturnType<typeof createDiskUsage>,
+): Promise<readonly HostDisk[]> {
   const ours = new Map(
     directories.flatMap((path) => {
       const mount = mountOf(mounts, path);
       return mount === undefined ? [] : [[mount.mountPoint, { mount, path }] as const];
     }),
   );
-  return await Promise.all(
+  const disks = await Promise.all(
     [...ours.values()].map(async ({ mount, path }) => {
-      const { blocks, bfree, bsize } = await statfs(path);
-      return { ...mount, usedBytes: (blocks - bfree) * bsize, totalBytes: blocks * bsize };
+      const usage = await usageOf(mount, path);
+      return usage === undefined ? [] : [{ ...mount, ...usage }];
     }),
   );
+  return disks.flat();
 }

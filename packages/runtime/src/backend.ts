@@ -152,7 +152,7 @@ export interface KnownInstance extends Pick<SlotCalls, 'afterStop'> {
 export interface Reconciliation {
   /** How many still ran and were ended, known or not. */
   readonly ended: number;
-  /** The known ones among those. */
+  /** Known ones that were still there, if only in part (their slot), and are gone now; as far as the backend can tell. */
   readonly endedKnown: readonly InstanceId[];
   /**
    * Known ones that go on. `afterStop` of such a one is called as if this server had started it; of all others it is not.

@@ -5,6 +5,7 @@ import { PlatformError } from '@agentenv/core';
 import { systemClock } from './clock.ts';
 import { loadConfig } from './config/load.ts';
 import type { Config } from './config/schema.ts';
+import { longestEndMs } from './longest-end.ts';
 import { readBuild } from './observability/build.ts';
 import { createLog, type ServerLog } from './observability/log.ts';
 import { createRequestContexts, outsideRequests, type RequestContexts } from './observability/request-context.ts';
@@ -21,8 +22,6 @@ Settings are in docs/configuration.md: a TOML file (--config or AENV_CONFIG_PATH
 
 /** Directory of this checkout: the packages, and beside them what set-up prepared. */
 const INSTALL_DIRECTORY = join(import.meta.dirname, '../../..');
-/** Longest end of the server, milliseconds; what is still there then is left to the next start. */
-const SHUTDOWN_MS = 60_000;
 const EXIT_FAILURE = 1;
 const EXIT_USAGE = 2;
 
@@ -131,8 +130,9 @@ async function run(config: Config, { log, flush }: ServerLog, contexts: RequestC
   if (process.stdout.isTTY) console.log(shellLines(server));
 
   await aborted(stopping.signal);
-  using _watchdog = systemClock.timer(SHUTDOWN_MS, () => {
-    log.error({ milliseconds: SHUTDOWN_MS }, 'the end took too long; the next start cleans up what is left');
+  const milliseconds = longestEndMs(config);
+  using _watchdog = systemClock.timer(milliseconds, () => {
+    log.error({ milliseconds }, 'the end took too long; the next start cleans up what is left');
     flush();
     process.exit(EXIT_FAILURE);
   });

@@ -233,15 +233,9 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   return serverOf(url, apiKey, undo.move());
 }
 
-/**
- * Whether a client may have a token that has to stay valid: a start ends what ran under a former server, but what was
- * paused keeps its tokens.
- */
+/** Whether a client may have a token that has to stay valid: what ran on without a server, or was paused, keeps its tokens. */
 function hasTokens(records: readonly SandboxRecord[]): boolean {
-  return records.some(
-    ({ state, secure, network }) =>
-      (state === 'paused' || state === 'resuming') && (secure || !network.allowPublicTraffic),
-  );
+  return records.some(({ state, secure, network }) => state !== 'creating' && (secure || !network.allowPublicTraffic));
 }
 
 function extensionUrl(config: Config): string | undefined {

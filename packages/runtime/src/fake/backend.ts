@@ -1,4 +1,4 @@
-import { PlatformError, type Resources } from '@agentenv/core';
+import { type InstanceId, PlatformError, type Resources } from '@agentenv/core';
 import { activationFor } from '../activation.ts';
 import type {
   Backend,
@@ -34,7 +34,7 @@ export function createFakeBackend({
   templates = '/fake/templates',
   fingerprint = { engine: 'fake-1' },
 }: FakeBackendOptions): Backend {
-  const running = new Map<string, RunningSandbox>();
+  const running = new Map<InstanceId, RunningSandbox>();
   const preparing = new Map<string, Promise<StoredSnapshot>>();
   const warmed = new Set<string>();
   let hits = 0;
@@ -100,7 +100,7 @@ export function createFakeBackend({
   ): Promise<RunningSandbox> {
     if (disposed) throw new PlatformError('unavailable', 'the backend is shut down');
     let machine: FakeMachine | undefined;
-    const slot = world.slots.take();
+    const slot = world.slots.take(plan.instanceId);
     const visit = createSlotVisit();
     const releaseSlot = async (): Promise<void> => {
       await visit.end();
@@ -180,9 +180,14 @@ export function createFakeBackend({
     async reconcile(known) {
       const adopted = known.flatMap((instance) => adopt(instance) ?? []);
       const left = [...world.machines.values()].filter(({ instanceId }) => !running.has(instanceId));
-      for (const machine of left) machine.end('stopped', 'left behind by a former server');
+      for (const machine of left) {
+        // Nobody of the former server gives its slot back.
+        machine.holder = undefined;
+        machine.end('stopped', 'left behind by a former server');
+      }
+      const freed = world.slots.keepOnly(new Set(running.keys()));
       const ids = new Set(known.map(({ instanceId }) => instanceId));
-      const endedKnown = left.flatMap(({ instanceId }) => (ids.has(instanceId) ? instanceId : []));
+      const endedKnown = freed.filter((instanceId) => ids.has(instanceId));
       return { ended: left.length, endedKnown, adopted };
     },
     status: () => ({ pool: { ready: warmed.size, target: warmed.size, hits, misses } }),

@@ -25,7 +25,9 @@ export interface FakeMachine {
 
 /** Network slots of the fake host: the lowest free one is taken, as a pool would do. */
 export interface FakeSlots {
-  take(): FakeSlot;
+  take(instanceId: InstanceId): FakeSlot;
+  /** Releases all but those of these; answers whose they were. */
+  keepOnly(instances: ReadonlySet<InstanceId>): readonly InstanceId[];
   readonly inUse: number;
 }
 
@@ -67,21 +69,26 @@ const POWER_END = { poweroff: 'guest-poweroff', reboot: 'guest-reboot', panic: '
 const NAMESPACE = '/proc/self/ns/net';
 
 function createFakeSlots(): FakeSlots {
-  const taken = new Set<number>();
+  const taken = new Map<number, InstanceId>();
   return {
-    take() {
+    take(instanceId) {
       let index = 0;
       while (taken.has(index)) index++;
-      taken.add(index);
+      taken.set(index, instanceId);
       let held = true;
       return {
         networkNamespacePath: NAMESPACE,
         hostInteractionIp: `10.11.${index >> 8}.${index & 255}`,
         release() {
-          if (held) taken.delete(index);
+          if (held && taken.get(index) === instanceId) taken.delete(index);
           held = false;
         },
       };
+    },
+    keepOnly(instances) {
+      const left = [...taken].filter(([, instanceId]) => !instances.has(instanceId));
+      for (const [index] of left) taken.delete(index);
+      return left.map(([, instanceId]) => instanceId);
     },
     get inUse() {
       return taken.size;

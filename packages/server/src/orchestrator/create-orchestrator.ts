@@ -22,6 +22,7 @@ import type { TemplateCatalogue } from '../templates/template-catalogue.ts';
 import { takeOver } from './adoption.ts';
 import { createAttachment } from './attachment.ts';
 import { createAutoResume, isWakeable } from './auto-resume.ts';
+import { createBackgroundWork } from './background-work.ts';
 import type { OrchestratorConfig } from './config.ts';
 import { createCreation } from './creation.ts';
 import { createDeadlineChanges } from './deadline-changes.ts';
@@ -102,12 +103,14 @@ const killedError = (): PlatformError => new PlatformError('killed', 'sandbox wa
  */
 export async function createOrchestrator(deps: OrchestratorDependencies): Promise<OwnedOrchestrator> {
   const { backend, clock, config, log, metrics, templates, tokens } = deps;
+  const partings = createBackgroundWork();
   const reconciled = await reconcileAtStart({
     backend,
     ledger: deps.ledger,
     captures: deps.captures,
     snapshots: deps.snapshots,
     hooks: deps.hooks,
+    background: partings,
     clock,
     log,
     timeoutMs: config.reconcileTimeoutMs,
@@ -197,7 +200,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   const patchParams = createParamsPatching({ ...deps, access, queue, keeper, table });
   const leaveAll = createShutdown({
     ...{ table, queue, pausing, resuming, ending, clock, log, config },
-    background: [forking, snapshotting],
+    background: [forking, snapshotting, partings],
   });
   const wake = createAutoResume({
     ...{ access, resume },

@@ -190,7 +190,8 @@ export function createPausing(deps: PausingDependencies): Pausing {
       state: 'paused',
       deadline: clock.now(),
       capture: attempt.captureId,
-      runtime: undefined,
+      // Still of use when the server dies before the engine is stopped.
+      runtime: attempt.before.runtime,
     };
     await staged('record', async () => {
       attempt.recordWritten = 'perhaps';

@@ -2,6 +2,8 @@ import { type CaptureId, type Clock, callWithin, type Log, type SandboxRecord } 
 import type { Backend, KnownInstance, RunningSandbox } from '@agentenv/runtime';
 import type { CaptureStore, Ledger, SnapshotRepository } from '@agentenv/storage';
 import type { SandboxHooks } from '../hooks/sandbox-hooks.ts';
+import type { BackgroundWork } from './background-work.ts';
+import { mapBounded } from './bounded-map.ts';
 
 export interface ReconcileDependencies {
   readonly backend: Pick<Backend, 'reconcile'>;
@@ -10,6 +12,8 @@ export interface ReconcileDependencies {
   /** Names the captures that are snapshots. */
   readonly snapshots: Pick<SnapshotRepository, 'captures'>;
   readonly hooks: Pick<SandboxHooks, 'callsFor'>;
+  /** What the start does not wait for. */
+  readonly background: Pick<BackgroundWork, 'track'>;
   readonly clock: Clock;
   readonly log: Log;
   readonly timeoutMs: number;
@@ -27,12 +31,15 @@ export interface Reconciled {
   readonly lost: readonly SandboxRecord[];
 }
 
+/** Stops of generations that ended with their server, sent at the same time. */
+const STOP_CONCURRENCY = 16;
+
 /** States of the ledger in which a guest is there to stay: a snapshot or a fork of it is over, a pause never was. */
 const RUNS: readonly SandboxRecord['state'][] = ['running', 'snapshotting', 'forking', 'pausing'];
 
 /**
  * Puts in order what a former server of this host left, before anything else happens. What ran is adopted where the backend
- * can; every other generation is ended, whether the ledger knows it or not. Then what was paused stays, a resume that was not
+ * can; every other generation is ended, whether the ledger knows it or not, and the custom extension is told. Then what was paused stays, a resume that was not
  * finished is rolled back to paused, and all other records go; in the end the captures that no record of a sandbox or a
  * snapshot names. In this order, so that a crash in between is repaired by the next start. Throws when ledger or captures
  * cannot be read or the backend cannot clean up.
@@ -57,7 +64,17 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
   const records: readonly SandboxRecord[] = await callWithin(clock, ledgerBounds, () => ledger.loadSandboxes());
   const stored = await callWithin(clock, bounds, () => captures.list());
   const known = records.map(instanceOf);
-  const { ended, adopted } = await callWithin(clock, bounds, () => backend.reconcile(known));
+  const { ended, endedKnown, adopted } = await callWithin(clock, bounds, () => backend.reconcile(known));
+
+  // The stop of one that was paused is due only when something of it was still there: it comes before its slot goes.
+  const stops = records.filter(({ state, instanceId }) =>
+    state === 'paused'
+      ? endedKnown.includes(instanceId)
+      : !adopted.some((generation) => generation.instanceId === instanceId),
+  );
+  void deps.background.track(
+    mapBounded(stops, STOP_CONCURRENCY, async (record) => await deps.hooks.callsFor(record, 'resume').afterStop?.()),
+  );
 
   const generations = new Map(adopted.map((generation) => [generation.instanceId, generation]));
   const running: Reconciled['running'][number][] = [];

@@ -24,6 +24,7 @@ import {
   type SnapshotRepository,
 } from '@agentenv/storage';
 import { createMemoryDisk, type MemoryDisk, openMemoryCaptures, openMemoryLedger } from '@agentenv/storage/testing';
+import type { ExtensionClient } from '../hooks/extension-client.ts';
 import { createSandboxHooks } from '../hooks/sandbox-hooks.ts';
 import { createMetrics } from '../observability/metrics.ts';
 import { createSandboxLogs, DEFAULT_SANDBOX_LOG_LIMITS, type SandboxLogs } from '../observability/sandbox-logs.ts';
@@ -80,6 +81,7 @@ export interface HarnessOptions {
   readonly fingerprint?: Readonly<Record<string, string>>;
   readonly wrapBackend?: (backend: Backend) => Backend;
   readonly wrapCaptures?: (captures: CaptureStore) => CaptureStore;
+  readonly extension?: ExtensionClient;
   readonly limits?: Partial<AdmissionLimits>;
   readonly hostCapacity?: () => Promise<HostCapacity>;
   readonly config?: Partial<OrchestratorConfig>;
@@ -197,7 +199,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     captures,
     snapshots,
     templates,
-    hooks: createSandboxHooks({ client: undefined, log }),
+    hooks: createSandboxHooks({ client: options.extension, log }),
     createEnvd:
       options.createEnvd ??
       ((envd) => ({

@@ -39,11 +39,14 @@ function sdkSubject(): LifecycleSubject {
 
   return {
     create: async (from) => add(await Sandbox.create(from ?? 'base', { ...server.sdk, timeoutMs: TIMEOUT_MS })),
-    async pause(id) {
-      await of(id).pause();
+    async pause(id, keeps) {
+      // What a pause with memory leaves on the disk is what was synced.
+      await run(id, 'sync');
+      await of(id).pause({ keepMemory: keeps === 'full' });
     },
-    async resume(id) {
-      add(await Sandbox.connect(id, { ...server.sdk, timeoutMs: TIMEOUT_MS }));
+    async resume(id, from) {
+      const onResume = from === 'full' ? 'restore' : 'reboot';
+      add(await Sandbox.connect(id, { ...server.sdk, timeoutMs: TIMEOUT_MS, onResume }));
     },
     async kill(id) {
       if (!(await Sandbox.kill(id, server.sdk))) throw new Error(`${id} was not there`);

@@ -39,6 +39,8 @@ export interface SandboxRecord {
   /** The last duration asked for, seconds. */
   readonly timeoutSeconds: number;
   readonly onTimeout: TimeoutAction;
+  /** What a pause at its timeout keeps. */
+  readonly timeoutKeeps: CaptureKind;
   readonly autoResume: boolean;
   readonly secure: boolean;
   readonly resources: Resources;
@@ -54,6 +56,8 @@ export interface SandboxRecord {
   readonly channelKey: string;
   /** What it was last restored from and, while it is paused, is restored from; undefined before its first pause. */
   readonly capture: CaptureId | undefined;
+  /** What that capture holds; `full` where there is none. */
+  readonly captureKind: CaptureKind;
   /** What the backend needs to adopt or clean up this generation after a crash; opaque above the backend. */
   readonly runtime: Readonly<Record<string, unknown>> | undefined;
 }

@@ -1,6 +1,7 @@
 import {
   type BuildId,
   type CaptureId,
+  type CaptureKind,
   type InstanceId,
   type NetworkPolicy,
   type Resources,
@@ -134,6 +135,11 @@ function parse(json: string): Json {
   return object(value, 'the record');
 }
 
+/** Records of before a pause could leave the memory out have none. */
+function captureKind(from: Json, key: string): CaptureKind {
+  return optional(from, key, (value) => oneOf(value, key, ['full', 'disk'])) ?? 'full';
+}
+
 /** Reads a stored sandbox; unknown keys are left out. Throws `UnreadableRecord`. */
 export function decodeSandboxRecord(json: string): SandboxRecord {
   const from = parse(json);
@@ -149,6 +155,7 @@ export function decodeSandboxRecord(json: string): SandboxRecord {
     deadline: optional(from, 'deadline', finite),
     timeoutSeconds: finite(from, 'timeoutSeconds'),
     onTimeout: oneOf(from, 'onTimeout', ['kill', 'pause']),
+    timeoutKeeps: captureKind(from, 'timeoutKeeps'),
     autoResume: flag(from, 'autoResume'),
     secure: flag(from, 'secure'),
     resources: resources(from, 'resources'),
@@ -162,6 +169,7 @@ export function decodeSandboxRecord(json: string): SandboxRecord {
     backend: text(from, 'backend'),
     channelKey: text(from, 'channelKey'),
     capture: optional(from, 'capture', (value, key) => text(value, key) as CaptureId),
+    captureKind: captureKind(from, 'captureKind'),
     runtime: optional(from, 'runtime', (value, key) => object(value[key], key)),
   };
 }

@@ -1,3 +1,4 @@
+import type { CaptureKind } from '../sandbox.ts';
 import type { SeededRandom } from './seeded-random.ts';
 
 /** What exists on a host, as four witnesses that know nothing of each other tell. */
@@ -17,8 +18,9 @@ export interface HostInventory {
 export interface LifecycleSubject {
   /** From the base template, or from a snapshot. */
   create(from: string | undefined): Promise<string>;
-  pause(id: string): Promise<void>;
-  resume(id: string): Promise<void>;
+  pause(id: string, keeps: CaptureKind): Promise<void>;
+  /** From its disk: it boots, though there is memory. */
+  resume(id: string, from: CaptureKind): Promise<void>;
   kill(id: string): Promise<void>;
   snapshot(id: string): Promise<string>;
   /** `in-use`: a sandbox that exists was started from it. */
@@ -44,6 +46,8 @@ interface Contents {
 
 interface ModelSandbox extends Contents {
   readonly state: 'running' | 'paused';
+  /** What its pause kept. */
+  readonly kept: CaptureKind;
   /** The snapshot it was started from. */
   readonly from: string | undefined;
 }
@@ -86,9 +90,17 @@ export async function runLifecycleModel(
   const inState = (state: ModelSandbox['state']) =>
     [...sandboxes].flatMap(([id, sandbox]) => (sandbox.state === state ? [[id, sandbox] as const] : []));
   const copy = ({ files, pids }: Contents): Contents => ({ files, pids });
+  const NO_PROCESSES: ReadonlySet<number> = new Set();
   const change = (id: string, sandbox: ModelSandbox, to: Partial<ModelSandbox>): string => {
     sandboxes.set(id, { ...sandbox, ...to });
     return id;
+  };
+
+  /** Memory is lost by a pause without it, and by a boot though it is there. */
+  const wake = async (id: string, sandbox: ModelSandbox, from: CaptureKind): Promise<string> => {
+    await subject.resume(id, from);
+    const boots = from === 'disk' || sandbox.kept === 'disk';
+    return change(id, sandbox, { state: 'running', ...(boots ? { pids: NO_PROCESSES } : {}) });
   };
 
   /** Each resolves to the running sandbox it touched. */
@@ -98,7 +110,7 @@ export async function runLifecycleModel(
       const snapshot = rng.below(3) === 0 ? some([...snapshots.values()]) : undefined;
       const contents = snapshot ?? { files: new Map(), pids: new Set<number>() };
       const id = await subject.create(snapshot?.name);
-      sandboxes.set(id, { ...copy(contents), state: 'running', from: snapshot?.name });
+      sandboxes.set(id, { ...copy(contents), state: 'running', kept: 'full', from: snapshot?.name });
       return id;
     },
     async write() {
@@ -132,15 +144,15 @@ export async function runLifecycleModel(
     async pause() {
       const [id, sandbox] = some(inState('running')) ?? [];
       if (id === undefined || sandbox === undefined) return undefined;
-      await subject.pause(id);
-      change(id, sandbox, { state: 'paused' });
+      const kept = rng.below(3) === 0 ? 'disk' : 'full';
+      await subject.pause(id, kept);
+      change(id, sandbox, { state: 'paused', kept });
       return undefined;
     },
     async resume() {
       const [id, sandbox] = some(inState('paused')) ?? [];
       if (id === undefined || sandbox === undefined) return undefined;
-      await subject.resume(id);
-      return change(id, sandbox, { state: 'running' });
+      return await wake(id, sandbox, rng.below(4) === 0 ? 'disk' : 'full');
     },
     async snapshot() {
       const [id, sandbox] = some(inState('running')) ?? [];
@@ -163,7 +175,8 @@ export async function runLifecycleModel(
       if (id === undefined || sandbox === undefined || sandboxes.size + count > options.maxSandboxes) return undefined;
       const children = await subject.fork(id, count);
       expect('children of a fork', children.length, count);
-      for (const child of children) sandboxes.set(child, { ...copy(sandbox), state: 'running', from: sandbox.from });
+      const { from } = sandbox;
+      for (const child of children) sandboxes.set(child, { ...copy(sandbox), state: 'running', kept: 'full', from });
       return rng.below(2) === 0 ? id : children[0];
     },
     async kill() {
@@ -204,8 +217,7 @@ export async function runLifecycleModel(
 
   options.onStep?.(options.steps, 'the end');
   for (const [id, sandbox] of [...sandboxes]) {
-    if (sandbox.state === 'paused') await subject.resume(id);
-    change(id, sandbox, { state: 'running' });
+    if (sandbox.state === 'paused') await wake(id, sandbox, 'full');
     await compareContents(id);
     await subject.kill(id);
     sandboxes.delete(id);

@@ -17,6 +17,7 @@ export function sandboxRecord(changes: Partial<SandboxRecord> = {}): SandboxReco
     deadline: startedAt + 300_000,
     timeoutSeconds: 300,
     onTimeout: 'kill',
+    timeoutKeeps: 'full',
     autoResume: false,
     secure: true,
     resources: { vcpus: 2, memoryMB: 1024, diskSizeMB: 10_240 },
@@ -30,6 +31,7 @@ export function sandboxRecord(changes: Partial<SandboxRecord> = {}): SandboxReco
     backend: 'fake',
     channelKey: '00112233445566778899aabbccddeeff',
     capture: undefined,
+    captureKind: 'full',
     runtime: undefined,
     ...changes,
   };

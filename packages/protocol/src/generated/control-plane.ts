@@ -1093,7 +1093,7 @@ export interface components {
         readonly TemplateReference: string;
         /** @description Seconds until the sandbox ends; the default of the route when absent. */
         readonly Timeout: number | null;
-        /** @description Keep and restore memory, not only the disk. */
+        /** @description False: of a pause, keep only what is on the disk, so that it boots when it is resumed; of a resume, boot from the disk though there is memory, which is neither read nor changed. Nothing changes where there is no memory. */
         readonly WithMemory: boolean | null;
         /** @description Pause instead of kill when the timeout passes. */
         readonly AutoPause: boolean | null;

@@ -43,8 +43,8 @@ const EXAMPLES: Readonly<Record<BuiltOperationId, { good: InjectOptions[]; bad?:
   },
   deleteSandbox: { good: [{ url: `/sandboxes/${ID}` }], bad: [{ url: '/sandboxes/unknown' }] },
   pauseSandbox: {
-    good: [{ url: `/sandboxes/${ID}/pause` }, { url: `/sandboxes/${ID}/pause`, payload: { memory: true } }],
-    bad: [{ url: `/sandboxes/${ID}/pause`, payload: { memory: false } }],
+    good: [{ url: `/sandboxes/${ID}/pause` }, { url: `/sandboxes/${ID}/pause`, payload: { memory: false } }],
+    bad: [{ url: `/sandboxes/${ID}/pause`, payload: { memory: 'no' } }],
   },
   resumeSandbox: {
     good: [{ url: `/sandboxes/${ID}/resume`, payload: { timeout: 5 } }],

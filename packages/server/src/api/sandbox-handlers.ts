@@ -1,4 +1,4 @@
-import { MINIMUM_REFRESH_SECONDS, type SandboxRecord } from '@agentenv/core';
+import { type CaptureKind, MINIMUM_REFRESH_SECONDS, type SandboxRecord } from '@agentenv/core';
 import { HEADERS } from '@agentenv/protocol';
 import type { Orchestrator } from '../orchestrator/orchestrator.ts';
 import { errorBody } from './errors.ts';
@@ -60,8 +60,9 @@ export function createSandboxHandlers({ orchestrator, timeouts, domain }: Sandbo
     };
   };
 
-  const connect = async (id: string, timeout: number | null | undefined, defaultSeconds: number) => {
-    const { record, resumed } = await orchestrator.connect(id, checkTimeout(timeout ?? defaultSeconds, timeouts));
+  const connect = async (id: string, { timeout, memory }: ConnectBody, defaultSeconds: number) => {
+    const seconds = checkTimeout(timeout ?? defaultSeconds, timeouts);
+    const { record, resumed } = await orchestrator.connect(id, seconds, kindOf(memory));
     return { status: resumed ? (201 as const) : (200 as const), body: toSandbox(record, context) };
   };
 
@@ -69,14 +70,15 @@ export function createSandboxHandlers({ orchestrator, timeouts, domain }: Sandbo
     createSandbox: ({ body }) => create(toCreateSandbox(body, timeouts)),
     createSandboxV2: ({ body }) => create(toCreateSandboxV2(body, timeouts)),
 
-    pauseSandbox: async ({ path }) => {
-      await orchestrator.pause(path.sandboxID);
+    pauseSandbox: async ({ path, body }) => {
+      await orchestrator.pause(path.sandboxID, kindOf(body.memory));
       return { status: 204 };
     },
 
     resumeSandbox: async ({ path, body }) => {
       const seconds = checkTimeout(body.timeout ?? timeouts.defaultSeconds, timeouts);
-      return { status: 201, body: toSandbox(await orchestrator.resume(path.sandboxID, seconds), context) };
+      const record = await orchestrator.resume(path.sandboxID, seconds, kindOf(body.memory));
+      return { status: 201, body: toSandbox(record, context) };
     },
 
     forkSandbox: async ({ path, body }) => {
@@ -92,8 +94,8 @@ export function createSandboxHandlers({ orchestrator, timeouts, domain }: Sandbo
       };
     },
 
-    connectSandbox: ({ path, body }) => connect(path.sandboxID, body.timeout, timeouts.defaultSeconds),
-    connectSandboxV2: ({ path, body }) => connect(path.sandboxID, body.timeout, timeouts.defaultV2Seconds),
+    connectSandbox: ({ path, body }) => connect(path.sandboxID, body, timeouts.defaultSeconds),
+    connectSandboxV2: ({ path, body }) => connect(path.sandboxID, body, timeouts.defaultV2Seconds),
 
     listRunningSandboxes: ({ query }) => ({
       status: 200,
@@ -147,6 +149,15 @@ export function createSandboxHandlers({ orchestrator, timeouts, domain }: Sandbo
       return { status: 204 };
     },
   };
+}
+
+interface ConnectBody {
+  readonly timeout?: number | null;
+  readonly memory?: boolean | null;
+}
+
+function kindOf(memory: boolean | null | undefined): CaptureKind {
+  return memory === false ? 'disk' : 'full';
 }
 
 /** Records never change, they are replaced; so what is derived from one is derived once and forgotten with it. */

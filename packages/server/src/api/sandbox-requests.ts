@@ -43,17 +43,18 @@ export function toCreateSandboxV2(body: NewSandboxV2, rules: TimeoutRules): Crea
 }
 
 function toCommon(body: NewSandboxV2, defaultSeconds: number, rules: TimeoutRules): Omit<CreateSandbox, 'secure'> {
-  if (body.autoPauseMemory === false && body.autoPause !== true) {
+  const autoPause = body.autoPause ?? rules.autoPause;
+  if (body.autoPauseMemory === false && !autoPause) {
     throw new PlatformError('invalid_argument', 'autoPauseMemory: false needs autoPause: true');
   }
   if (body.autoPauseMemory === false && body.autoResume?.enabled === true) {
     throw new PlatformError('invalid_argument', 'autoPauseMemory: false cannot be combined with autoResume');
   }
-  if (body.autoPauseMemory === false) throw new PlatformError('unsupported_field', 'not supported: autoPauseMemory');
   return {
     template: body.templateID,
     timeoutSeconds: checkTimeout(body.timeout ?? defaultSeconds, rules),
-    onTimeout: (body.autoPause ?? rules.autoPause) ? 'pause' : 'kill',
+    onTimeout: autoPause ? 'pause' : 'kill',
+    timeoutKeeps: body.autoPauseMemory === false ? 'disk' : 'full',
     autoResume: body.autoResume?.enabled ?? false,
     network: toNetworkPolicy(body),
     metadata: limitPairs('metadata', body.metadata ?? {}),

@@ -88,6 +88,7 @@ describe('create', () => {
             template: 'base',
             timeoutSeconds: 10,
             onTimeout: 'kill',
+            timeoutKeeps: 'full',
             autoResume: false,
             secure: true,
             network: {
@@ -146,7 +147,6 @@ describe('create', () => {
     ['timeout must be of type integer or null', { timeout: 1.5 }],
     ['timeout must be of type integer or null', { timeout: '10' }],
     ['timeout cannot be greater than 24 hours', { timeout: 86_401 }],
-    ['not supported: autoPauseMemory', { autoPause: true, autoPauseMemory: false }],
     [
       'autoPauseMemory: false cannot be combined with autoResume',
       { autoPause: true, autoPauseMemory: false, autoResume: { enabled: true } },
@@ -315,20 +315,30 @@ describe('connect, timeout and refreshes', () => {
         const response = await call('POST', url, body);
         expect(response.statusCode).toBe(200);
         expect(response.json()).toMatchObject({ sandboxID: id, envdAccessToken: expect.any(String) });
-        expect(lastArguments()).toEqual([id, seconds]);
+        expect(lastArguments()).toEqual([id, seconds, 'full']);
       }
     }
   });
 
-  it('connects with the given time, with memory only', async () => {
-    expect(
-      (await call('POST', `/v2/sandboxes/${id}/connect`, { payload: { timeout: 2, memory: true } })).statusCode,
-    ).toBe(200);
-    expect(lastArguments()).toEqual([id, 2]);
-    for (const path of [`/v2/sandboxes/${id}/connect`, `/sandboxes/${id}/pause`, `/sandboxes/${id}/resume`]) {
-      const refused = await call('POST', path, { payload: { memory: false } });
-      expect(refused.json()).toEqual({ code: 400, message: 'not supported: memory' });
+  it('pauses, resumes and connects with the given time, with memory or without', async () => {
+    for (const [memory, kind] of [
+      [true, 'full'],
+      [null, 'full'],
+      [false, 'disk'],
+    ] as const) {
+      for (const [path, ...before] of [
+        [`/v2/sandboxes/${id}/connect`, id, 2],
+        [`/sandboxes/${id}/connect`, id, 2],
+        [`/sandboxes/${id}/resume`, id, 2],
+        [`/sandboxes/${id}/pause`, id],
+      ] as const) {
+        const { statusCode } = await call('POST', path, { payload: { timeout: 2, memory } });
+        expect(statusCode).toBeLessThan(300);
+        expect(lastArguments()).toEqual([...before, kind]);
+      }
     }
+    const refused = await call('POST', `/sandboxes/${id}/pause`, { payload: { memory: 'no' } });
+    expect(refused.json()).toEqual({ code: 400, message: 'memory must be of type boolean or null' });
     for (const timeout of [0, -1, 86_401, 'x']) {
       expect((await call('POST', `/v2/sandboxes/${id}/connect`, { payload: { timeout } })).statusCode).toBe(400);
     }
@@ -352,6 +362,9 @@ describe('connect, timeout and refreshes', () => {
       return created?.onTimeout;
     };
     expect(await onTimeout(front, { autoPause: true, autoPauseMemory: true })).toBe('pause');
+    expect(front.orchestrator.calls.at(-1)?.arguments[0]).toMatchObject({ timeoutKeeps: 'full' });
+    expect(await onTimeout(front, { autoPause: true, autoPauseMemory: false })).toBe('pause');
+    expect(front.orchestrator.calls.at(-1)?.arguments[0]).toMatchObject({ timeoutKeeps: 'disk' });
     expect(await onTimeout(front, {})).toBe('kill');
     expect(front.orchestrator.calls.at(-1)?.arguments[0]).toMatchObject({ autoResume: false });
     await onTimeout(front, { autoPause: true, autoResume: { enabled: true } });
@@ -359,6 +372,8 @@ describe('connect, timeout and refreshes', () => {
     await using pausing = await createTestApp({ autoPause: true });
     expect(await onTimeout(pausing, {})).toBe('pause');
     expect(await onTimeout(pausing, { autoPause: null })).toBe('pause');
+    expect(await onTimeout(pausing, { autoPauseMemory: false })).toBe('pause');
+    expect(pausing.orchestrator.calls.at(-1)?.arguments[0]).toMatchObject({ timeoutKeeps: 'disk' });
     expect(await onTimeout(pausing, { autoPause: false })).toBe('kill');
   });
 
@@ -370,9 +385,9 @@ describe('connect, timeout and refreshes', () => {
     const resumed = await call('POST', `/sandboxes/${id}/resume`, { payload: { timeout: 20 } });
     expect(resumed.statusCode).toBe(201);
     expect(resumed.json()).toMatchObject({ sandboxID: id, envdVersion: '0.6.13' });
-    expect(lastArguments()).toEqual([id, 20]);
+    expect(lastArguments()).toEqual([id, 20, 'full']);
     await call('POST', `/sandboxes/${id}/resume`);
-    expect(lastArguments()).toEqual([id, 15]);
+    expect(lastArguments()).toEqual([id, 15, 'full']);
     for (const payload of [{ timeout: 0 }, { timeout: 86_401 }, { autoPause: true }]) {
       expect((await call('POST', `/sandboxes/${id}/resume`, { payload })).statusCode).toBe(400);
     }

@@ -98,7 +98,10 @@ describe('configuration', () => {
     ['orchestrator.max_sandboxes = "5"', 'must be integer ≥ 1'],
     ['orchestrator.memory_commit_ratio = 0', 'must be number > 0, ≤ 1'],
     ['orchestrator.memory_commit_ratio = inf', 'must be number > 0, ≤ 1'],
-    ['orchestrator.pause_failure = "filesystem"', 'configuration key orchestrator.pause_failure must be keep or kill'],
+    [
+      'orchestrator.pause_failure = "forget"',
+      'configuration key orchestrator.pause_failure must be keep or filesystem or kill',
+    ],
     ['orchestrator.default_auto_pause = "no"', 'must be boolean'],
     [
       'observability.sandbox_metrics_interval_secs = 60',

@@ -232,9 +232,9 @@ export const CONFIG_SCHEMA = {
     'Whether the timeout pauses a sandbox when the client does not say.',
   ),
   'orchestrator.pause_failure': key(
-    oneOf('keep', 'kill'),
+    oneOf('keep', 'filesystem', 'kill'),
     'keep',
-    'What becomes of a sandbox its timeout could not pause in a minute: `keep` lets it run until somebody sets a timeout, `kill` ends it.',
+    'What becomes of a sandbox its timeout could not pause in a minute: `keep` lets it run until somebody sets a timeout, `filesystem` pauses it without its memory, `kill` ends it.',
   ),
   'orchestrator.auto_evict_interval_ms': key(
     integer({ minimum: 100, maximum: 60_000 }),

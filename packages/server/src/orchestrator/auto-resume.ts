@@ -23,8 +23,10 @@ export function createAutoResume({ access, resume, settled }: AutoResumeDependen
     const { record } = access.live(id);
     if (!record.autoResume) throw new PlatformError('conflict', `sandbox '${record.id}' is not resumed by traffic`);
     if (record.state === 'pausing') await settled(id);
+    const { record: now } = access.live(id);
     // A pause that failed leaves it running.
-    if (access.live(id).record.state === 'running') return;
+    if (now.state === 'running') return;
+    if (!isWakeable(now)) throw new PlatformError('conflict', `sandbox '${record.id}' is paused without memory`);
     try {
       await resume(id, record.timeoutSeconds);
     } catch (error) {
@@ -43,7 +45,11 @@ export function createAutoResume({ access, resume, settled }: AutoResumeDependen
   };
 }
 
-/** Whether a request may resume it, once the pause or the resume that is under way is done. */
-export function isWakeable({ state, autoResume }: SandboxRecord): boolean {
-  return autoResume && (state === 'pausing' || state === 'paused' || state === 'resuming');
+/**
+ * Whether a request may resume it, once the pause or the resume that is under way is done. One without memory would boot, and
+ * what the request is meant for would not be there (contract e2b.md 6.4). What a pause keeps is known at its end.
+ */
+export function isWakeable({ state, autoResume, captureKind }: SandboxRecord): boolean {
+  if (!autoResume) return false;
+  return state === 'pausing' || ((state === 'paused' || state === 'resuming') && captureKind === 'full');
 }

@@ -22,9 +22,9 @@ export interface OrchestratorConfig {
   readonly autoEvictIntervalMs: number;
   /**
    * What becomes of a sandbox that its timeout could not pause, however often it was tried: it runs on without a timeout
-   * until somebody sets one, or it ends (config `orchestrator.pause_failure`).
+   * until somebody sets one, is paused without memory, or ends (config `orchestrator.pause_failure`).
    */
-  readonly pauseFailure: 'keep' | 'kill';
+  readonly pauseFailure: 'keep' | 'filesystem' | 'kill';
   /** Longest pause of all sandboxes at shutdown. */
   readonly shutdownTimeoutMs: number;
   /** Children of one fork that are started at the same time. */

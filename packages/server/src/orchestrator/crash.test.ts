@@ -85,9 +85,13 @@ describe('after kill -9 of the server', () => {
     ['after', 7, 'gone'],
   ] as const;
 
-  test.each(PAUSES)(
-    '%s ledger write %i of create, pause, resume, pause, kill nothing is half done: it is %s',
-    async (when, write, expected) => {
+  const PAUSES_OF_BOTH_KINDS = (['full', 'disk'] as const).flatMap((kind) =>
+    PAUSES.map(([when, write, expected]) => [when, write, expected, kind] as const),
+  );
+
+  test.each(PAUSES_OF_BOTH_KINDS)(
+    '%s ledger write %i of create, pause, resume, pause, kill nothing is half done: it is %s (%s)',
+    async (when, write, expected, kind) => {
       const world = createFakeWorld({ clock: createFakeClock() });
       const disk = createMemoryDisk();
       const dead = Promise.withResolvers<void>();
@@ -98,14 +102,15 @@ describe('after kill -9 of the server', () => {
         const program = { kind: 'sleep', milliseconds: 600_000 } as const;
         const process = { uid: 1000, tag: '', config: new Uint8Array(), pty: false, stdinOpen: false, program };
         pid = world.machineOf(id).guest.spawn({ ...process, killInMs: undefined }).pid;
-        await former.orchestrator.pause(id);
+        await former.orchestrator.pause(id, kind);
         await former.orchestrator.resume(id, 100);
-        await former.orchestrator.pause(id);
+        await former.orchestrator.pause(id, kind);
         await former.orchestrator.kill(id, 'test');
       };
       abandon(session());
       await dead.promise;
 
+      const lives = kind === 'full' || (when === 'before' && write === 3);
       const next = await startLifecycle({ world, disk, seed: 2 });
       const listed = next.orchestrator.list(LIST_ALL).sandboxes;
       expect(listed).toEqual(next.stored().map((record) => next.orchestrator.get(record.id)));
@@ -116,7 +121,7 @@ describe('after kill -9 of the server', () => {
       for (const { id } of listed) {
         expect((await next.orchestrator.connect(id, 10)).resumed).toBe(expected === 'paused');
         expect(world.machines.size).toBe(1);
-        expect(world.machineOf(id).guest.processes.map((process) => process.pid)).toEqual([pid]);
+        expect(world.machineOf(id).guest.processes.map((process) => process.pid)).toEqual(lives ? [pid] : []);
         await next.orchestrator.kill(id, 'test');
       }
       expect(next.leftovers()).toEqual({});

@@ -1,5 +1,6 @@
 import {
   type Admission,
+  type CaptureKind,
   type Clock,
   createKeyedQueue,
   type Log,
@@ -244,31 +245,41 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     if (closing !== undefined) throw shuttingDown();
   }
 
-  async function pause(id: string): Promise<void> {
+  async function pause(id: string, keeps: CaptureKind = 'full'): Promise<void> {
     refuseWhileClosing();
     access.allowed(id, 'pause');
-    await queue.join(id, 'pause', (signal) => pausing(access.allowed(id, 'pause'), signal));
+    // Nobody may take the one for the other: who asked for memory would find it gone.
+    const operation = keeps === 'full' ? 'pause' : 'pause without memory';
+    await queue.join(id, operation, (signal) => pausing(access.allowed(id, 'pause'), keeps, signal));
   }
 
   /** `leader`: this call is the one that did it, the others shared its outcome. */
-  async function resume(id: string, seconds: number): Promise<{ record: SandboxRecord; leader: boolean }> {
+  async function resume(
+    id: string,
+    timeoutSeconds: number,
+    from: CaptureKind = 'full',
+  ): Promise<{ record: SandboxRecord; leader: boolean }> {
     access.allowed(id, 'resume');
     let leader = false;
     const record = await queue.join(id, 'resume', async (signal) => {
       leader = true;
       refuseWhileClosing();
-      return await resuming.resume(access.allowed(id, 'resume'), seconds, signal);
+      return await resuming.resume(access.allowed(id, 'resume'), { timeoutSeconds, from }, signal);
     });
     return { record, leader };
   }
 
-  async function connect(id: string, seconds: number): Promise<{ record: SandboxRecord; resumed: boolean }> {
+  async function connect(
+    id: string,
+    seconds: number,
+    from: CaptureKind = 'full',
+  ): Promise<{ record: SandboxRecord; resumed: boolean }> {
     for (;;) {
       refuseWhileClosing();
       switch (OPERATION_RULES.connect[access.live(id).record.state]) {
         case 'resume':
         case 'join': {
-          const { record, leader } = await resume(id, seconds);
+          const { record, leader } = await resume(id, seconds, from);
           if (leader) return { record, resumed: true };
           break;
         }
@@ -307,15 +318,15 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       return await patchParams(id, patch);
     },
     pause,
-    async resume(id, timeoutSeconds) {
+    async resume(id, timeoutSeconds, from) {
       refuseWhileClosing();
       requireDuration('timeout', timeoutSeconds);
-      return (await answering('resume', resume(id, timeoutSeconds))).record;
+      return (await answering('resume', resume(id, timeoutSeconds, from))).record;
     },
-    async connect(id, timeoutSeconds) {
+    async connect(id, timeoutSeconds, from) {
       refuseWhileClosing();
       requireDuration('timeout', timeoutSeconds);
-      return await answering('connect', connect(id, timeoutSeconds));
+      return await answering('connect', connect(id, timeoutSeconds, from));
     },
     async wake(id) {
       refuseWhileClosing();

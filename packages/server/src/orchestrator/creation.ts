@@ -98,13 +98,14 @@ export function createCreation(deps: CreationDependencies): Creation {
       backend: deps.backend.name,
       channelKey: newChannelKey(deps.rng),
       capture: undefined,
+      captureKind: 'full',
       runtime: undefined,
     } as const;
   }
 
   function asRequested(request: Omit<CreateSandbox, 'template'>) {
-    const { timeoutSeconds, onTimeout, autoResume, secure, network, metadata } = request;
-    return { timeoutSeconds, onTimeout, autoResume, secure, network, metadata };
+    const { timeoutSeconds, onTimeout, timeoutKeeps, autoResume, secure, network, metadata } = request;
+    return { timeoutSeconds, onTimeout, timeoutKeeps, autoResume, secure, network, metadata };
   }
 
   function newColdRecord(request: CreateColdSandbox): SandboxRecord {

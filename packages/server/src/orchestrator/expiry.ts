@@ -1,4 +1,11 @@
-import { type Clock, createDeadlineQueue, type DeadlineQueue, type KeyedQueue, type Log } from '@agentenv/core';
+import {
+  type CaptureKind,
+  type Clock,
+  createDeadlineQueue,
+  type DeadlineQueue,
+  type KeyedQueue,
+  type Log,
+} from '@agentenv/core';
 import type { OrchestratorConfig } from './config.ts';
 import type { EndCause } from './ending.ts';
 import type { LifecycleMetrics } from './lifecycle-metrics.ts';
@@ -12,7 +19,7 @@ export interface ExpiryDependencies {
   readonly log: Log;
   readonly metrics: Pick<LifecycleMetrics, 'autoPauseGivenUp'>;
   readonly config: Pick<OrchestratorConfig, 'autoEvictIntervalMs' | 'pauseFailure'>;
-  readonly pause: (id: string) => Promise<unknown>;
+  readonly pause: (id: string, keeps: CaptureKind) => Promise<unknown>;
   readonly end: (entry: SandboxEntry, cause: Pick<EndCause, 'reason' | 'detail'>) => void;
 }
 
@@ -47,7 +54,7 @@ export function createExpiry(deps: ExpiryDependencies): DeadlineQueue {
   async function pause(entry: SandboxEntry): Promise<void> {
     const { id } = entry.record;
     try {
-      await deps.pause(id);
+      await deps.pause(id, entry.record.timeoutKeeps);
     } catch {
       // Logged and counted where it failed.
       if (entry.record.state !== 'running' || deps.table().get(id) !== entry) return;
@@ -57,14 +64,26 @@ export function createExpiry(deps: ExpiryDependencies): DeadlineQueue {
     }
   }
 
-  function giveUp(entry: SandboxEntry): void {
+  async function pauseWithoutMemory(entry: SandboxEntry): Promise<void> {
     const { id } = entry.record;
+    try {
+      await deps.pause(id, 'disk');
+    } catch {
+      // Logged and counted where it failed. It runs on until somebody sets a timeout.
+      if (entry.record.state === 'running' && deps.table().get(id) === entry) deadlines.delete(id);
+    }
+  }
+
+  function giveUp(entry: SandboxEntry): void {
+    const { id, timeoutKeeps } = entry.record;
     const detail = `its timeout could not pause it in ${entry.failedPauses} attempts`;
     entry.failedPauses = 0;
     deadlines.delete(id);
     deps.metrics.autoPauseGivenUp();
     log.error({ sandboxId: id, policy: config.pauseFailure }, detail);
     if (config.pauseFailure === 'kill') deps.end(entry, { reason: 'pause-failed', detail });
+    // Where it keeps no memory anyway, that was tried already.
+    if (config.pauseFailure === 'filesystem' && timeoutKeeps === 'full') void pauseWithoutMemory(entry);
   }
 
   function expire(id: string): void {

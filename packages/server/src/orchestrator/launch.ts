@@ -18,7 +18,7 @@ import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 import { createStages } from './stages.ts';
 
 export interface LaunchDependencies {
-  readonly backend: Pick<Backend, 'create' | 'restore'>;
+  readonly backend: Pick<Backend, 'create' | 'restore' | 'boot'>;
   readonly hooks: Pick<SandboxHooks, 'callsFor'>;
   readonly keeper: RecordKeeper;
   readonly table: SandboxTable;
@@ -30,9 +30,9 @@ export interface LaunchDependencies {
   readonly config: OrchestratorConfig;
 }
 
-/** What a generation starts from: a capture, or an image that has to boot. */
+/** What a generation starts from: a capture, the disk of one that has to boot, or an image that has to. */
 export type LaunchSource =
-  | { readonly kind: 'capture'; readonly snapshot: StoredSnapshot }
+  | { readonly kind: 'capture' | 'disk'; readonly snapshot: StoredSnapshot }
   | { readonly kind: 'image'; readonly rootfs: RootFilesystem };
 
 export interface LaunchRequest {
@@ -78,11 +78,16 @@ export function createLaunch(deps: LaunchDependencies): Launch {
       ...deps.hooks.callsFor(record, source.kind === 'image' ? 'fresh' : 'resume'),
       ...(request.identity === undefined ? {} : { identity: request.identity }),
     };
-    return engine.run((aborted) =>
-      source.kind === 'image'
-        ? deps.backend.create(source.rootfs, plan, aborted)
-        : deps.backend.restore(source.snapshot, plan, aborted),
-    );
+    return engine.run((aborted) => {
+      switch (source.kind) {
+        case 'image':
+          return deps.backend.create(source.rootfs, plan, aborted);
+        case 'disk':
+          return deps.backend.boot(source.snapshot, plan, aborted);
+        case 'capture':
+          return deps.backend.restore(source.snapshot, plan, aborted);
+      }
+    });
   }
 
   return async (entry, request, signal) => {

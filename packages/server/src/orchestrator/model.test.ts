@@ -24,9 +24,9 @@ function fakeSubject(harness: LifecycleHarness): LifecycleSubject {
       if (from === undefined) guest(id).files.makeDir(DIRECTORY, { uid: 1000, gid: 1000, mode: 0o755 });
       return id;
     },
-    pause: (id) => orchestrator.pause(id),
-    async resume(id) {
-      await orchestrator.resume(id, TIMEOUT_SECONDS);
+    pause: (id, keeps) => orchestrator.pause(id, keeps),
+    async resume(id, from) {
+      await orchestrator.resume(id, TIMEOUT_SECONDS, from);
     },
     kill: (id) => orchestrator.kill(id, 'model'),
     snapshot: async (id) => snapshotId(await orchestrator.snapshot(id, undefined), snapshots.namespace),

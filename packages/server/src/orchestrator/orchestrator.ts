@@ -1,5 +1,6 @@
 import type { Agent } from '@agentenv/agent';
 import type {
+  CaptureKind,
   ExtensionParams,
   NetworkPolicy,
   PlatformError,
@@ -17,6 +18,8 @@ export interface CreateSandbox {
   readonly template: string;
   readonly timeoutSeconds: number;
   readonly onTimeout: TimeoutAction;
+  /** What a pause at the timeout keeps. */
+  readonly timeoutKeeps: CaptureKind;
   readonly autoResume: boolean;
   readonly secure: boolean;
   readonly network: NetworkPolicy;
@@ -98,13 +101,23 @@ export interface Orchestrator extends AsyncDisposable {
    * when it stopped running meanwhile.
    */
   patchParams(id: string, patch: ExtensionParams): Promise<ExtensionParams>;
-  /** Captures it with its memory and stops it. Joins a pause that is under way; a paused one is a `conflict`. */
-  pause(id: string): Promise<void>;
-  /** Lets a paused one go on for so long; joins a resume that is under way; a running one is a `conflict`. */
-  resume(id: string, timeoutSeconds: number): Promise<SandboxRecord>;
+  /**
+   * Captures it, with its memory unless `keeps` says otherwise, and stops it. Joins a pause of that kind that is under way;
+   * one of the other kind is waited for. A paused one is a `conflict`.
+   */
+  pause(id: string, keeps?: CaptureKind): Promise<void>;
+  /**
+   * Lets a paused one go on for so long. Without memory, or when `from` is its disk, it boots; memory that is there is
+   * neither read nor changed. Joins a resume that is under way, of either kind; a running one is a `conflict`.
+   */
+  resume(id: string, timeoutSeconds: number, from?: CaptureKind): Promise<SandboxRecord>;
   /** Running: extends the deadline, never shortens it. Paused: resumes it. `resumed` decides 200 or 201. */
-  connect(id: string, timeoutSeconds: number): Promise<{ readonly record: SandboxRecord; readonly resumed: boolean }>;
-  /** Resumes it because of a request, once for any number of them; `conflict` when it may not be. */
+  connect(
+    id: string,
+    timeoutSeconds: number,
+    from?: CaptureKind,
+  ): Promise<{ readonly record: SandboxRecord; readonly resumed: boolean }>;
+  /** Resumes it because of a request, once for any number of them; `conflict` when it may not be, as without memory. */
   wake(id: string): Promise<void>;
   /**
    * Captures a running sandbox, which goes on, and starts children from it: exactly `count` results in their order. Not

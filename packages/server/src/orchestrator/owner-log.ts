@@ -1,5 +1,5 @@
 import type { ChannelClosed } from '@agentenv/agent';
-import type { SandboxJournal, SandboxLogEntry, SandboxOperation, SandboxRecord } from '@agentenv/core';
+import type { CaptureKind, SandboxJournal, SandboxLogEntry, SandboxOperation, SandboxRecord } from '@agentenv/core';
 import type { ErrorCode } from '@agentenv/protocol';
 import type { SandboxLogs } from '../observability/sandbox-logs.ts';
 import type { EndCause } from './ending.ts';
@@ -18,11 +18,11 @@ export interface OwnerLog {
   adopted(id: string): void;
   pausing(id: string): void;
   pauseFailed(id: string, stage: string, code: ErrorCode): void;
-  paused(id: string): void;
+  paused(id: string, keeps: CaptureKind): void;
   /** It goes on. */
   captured(id: string, operation: 'snapshot' | 'fork'): void;
   captureFailed(id: string, operation: 'snapshot' | 'fork', stage: string, code: ErrorCode): void;
-  resuming(id: string): void;
+  resuming(id: string, from: CaptureKind): void;
   resumeFailed(id: string, stage: string, code: ErrorCode): void;
   resumed(record: SandboxRecord, resumeMs: number): void;
   agentLost(id: string, kind: ChannelClosed['kind']): void;
@@ -69,11 +69,13 @@ export function createOwnerLog(logs: Pick<SandboxLogs, 'open' | 'append' | 'clos
     },
     pausing: (id) => tell(id, 'info', 'sandbox is being paused'),
     pauseFailed: (id, stage, code) => tell(id, 'error', 'sandbox could not be paused', { stage, code }),
-    paused: (id) => tell(id, 'info', 'sandbox is paused'),
+    paused: (id, keeps) =>
+      tell(id, 'info', keeps === 'full' ? 'sandbox is paused' : 'sandbox is paused without memory'),
     captured: (id, operation) => tell(id, 'info', 'sandbox is captured and goes on', { operation }),
     captureFailed: (id, operation, stage, code) =>
       tell(id, 'error', 'sandbox could not be captured', { operation, stage, code }),
-    resuming: (id) => tell(id, 'info', 'sandbox is being resumed'),
+    resuming: (id, from) =>
+      tell(id, 'info', from === 'full' ? 'sandbox is being resumed' : 'sandbox is being booted from its disk'),
     resumeFailed: (id, stage, code) => tell(id, 'error', 'sandbox could not be resumed', { stage, code }),
     resumed({ id, timeoutSeconds }, resumeMs) {
       const fields = { resumeMs: String(Math.round(resumeMs)), timeoutSeconds: String(timeoutSeconds) };

@@ -1,5 +1,6 @@
 import {
   type CaptureId,
+  type CaptureKind,
   type Clock,
   callWithin,
   type DeadlineQueue,
@@ -29,10 +30,10 @@ import { createStages } from './stages.ts';
 
 /**
  * Pauses a running sandbox, as a step of its own queue. It leaves the data plane and its clients are reset; then memory,
- * devices and disk are captured, and only when the ledger says that it is paused its engine is stopped: whatever fails
+ * devices and disk are captured, or its disk alone, and only when the ledger says that it is paused its engine is stopped: whatever fails
  * before that, the sandbox runs on, unless its guest cannot. Work survives the caller; a kill cuts it off.
  */
-export type Pausing = (entry: SandboxEntry, signal: AbortSignal) => Promise<SandboxRecord>;
+export type Pausing = (entry: SandboxEntry, keeps: CaptureKind, signal: AbortSignal) => Promise<SandboxRecord>;
 
 export interface PausingDependencies {
   readonly table: SandboxTable;
@@ -58,6 +59,7 @@ interface Attempt {
   readonly before: SandboxRecord;
   readonly generation: Generation;
   readonly captureId: CaptureId;
+  readonly keeps: CaptureKind;
   /** `unknown`: a capture is under way, or was left behind in the middle of it. */
   guest: 'running' | 'unknown' | 'held';
   captured: CapturedSnapshot | undefined;
@@ -101,7 +103,9 @@ export function createPausing(deps: PausingDependencies): Pausing {
     await callWithin(clock, bounds, async (aborted) => {
       attempt.guest = 'unknown';
       try {
-        attempt.captured = await running.capture(directory, aborted);
+        const capturing =
+          attempt.keeps === 'full' ? running.capture(directory, aborted) : running.captureDisk(directory, aborted);
+        attempt.captured = await capturing;
         attempt.guest = 'held';
       } catch (error) {
         attempt.guest = 'running';
@@ -190,6 +194,7 @@ export function createPausing(deps: PausingDependencies): Pausing {
       state: 'paused',
       deadline: clock.now(),
       capture: attempt.captureId,
+      captureKind: attempt.keeps,
       // Still of use when the server dies before the engine is stopped.
       runtime: attempt.before.runtime,
     };
@@ -200,11 +205,11 @@ export function createPausing(deps: PausingDependencies): Pausing {
     return paused;
   }
 
-  return async (entry, signal) => {
+  return async (entry, keeps, signal) => {
     const { record: before, generation } = entry;
     if (generation === undefined) throw new PlatformError('internal', 'a sandbox that runs has no generation');
     const attempt: Attempt = {
-      ...{ before, generation, captureId: deps.ids.captureId() },
+      ...{ before, generation, captureId: deps.ids.captureId(), keeps },
       ...{ guest: 'running', captured: undefined, recordWritten: 'no', end: undefined },
     };
     withdraw(entry, generation);
@@ -230,7 +235,7 @@ export function createPausing(deps: PausingDependencies): Pausing {
       deps.events.publish(entry.record, { type: 'sandbox.lifecycle.paused', ranSince: generationBegan(before) });
     }
     deps.metrics.pauseSucceeded();
-    deps.owner.paused(before.id);
+    deps.owner.paused(before.id, keeps);
     await deps.heldRelease.release(entry);
     await deps.durable.dropStale(entry);
     return entry.record;

@@ -1,4 +1,5 @@
 import {
+  type CaptureKind,
   type Clock,
   callWithin,
   type Log,
@@ -24,9 +25,13 @@ import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 export interface Resuming {
   /**
    * Lets a paused sandbox go on, as a step of its own queue: same id, tokens, variables, metadata and network policy, a
-   * new generation. On failure it is paused as before. Work survives the caller; a kill cuts it off.
+   * new generation. From its disk it boots, whatever else was captured. On failure it is paused as before. Work survives the caller; a kill cuts it off.
    */
-  resume(entry: SandboxEntry, timeoutSeconds: number, signal: AbortSignal): Promise<SandboxRecord>;
+  resume(
+    entry: SandboxEntry,
+    request: { readonly timeoutSeconds: number; readonly from: CaptureKind },
+    signal: AbortSignal,
+  ): Promise<SandboxRecord>;
   /** Back to paused, after the step was cut off by somebody who does not want to end it. */
   rollBack(entry: SandboxEntry, signal: AbortSignal): Promise<void>;
 }
@@ -58,7 +63,12 @@ export function createResuming(deps: ResumingDependencies): Resuming {
     return await callWithin(clock, bounds, () => deps.captures.open(capture));
   }
 
-  async function start(entry: SandboxEntry, timeoutSeconds: number, signal: AbortSignal): Promise<SandboxRecord> {
+  async function start(
+    entry: SandboxEntry,
+    timeoutSeconds: number,
+    from: CaptureKind,
+    signal: AbortSignal,
+  ): Promise<SandboxRecord> {
     const { record } = entry;
     // There must never be two generations of one sandbox.
     if (!(await deps.heldRelease.release(entry))) {
@@ -78,10 +88,14 @@ export function createResuming(deps: ResumingDependencies): Resuming {
       channelKey: newChannelKey(deps.rng),
       runtime: undefined,
     };
-    const source = { kind: 'capture', snapshot } as const;
     const event = { type: 'sandbox.lifecycle.resumed' } as const;
-    const plan = { operation: 'resume', source, record: resuming, timeoutSeconds, identity: 'kept', event } as const;
-    const running = await deps.launch(entry, plan, signal);
+    const plan = { operation: 'resume', record: resuming, timeoutSeconds, event } as const;
+    // What a guest is called is in its memory: one that boots is told anew.
+    const origin =
+      from === 'full'
+        ? ({ source: { kind: 'capture', snapshot }, identity: 'kept' } as const)
+        : ({ source: { kind: 'disk', snapshot } } as const);
+    const running = await deps.launch(entry, { ...plan, ...origin }, signal);
     reservation.settle();
     return running;
   }
@@ -99,16 +113,17 @@ export function createResuming(deps: ResumingDependencies): Resuming {
   }
 
   return {
-    async resume(entry, timeoutSeconds, signal) {
+    async resume(entry, request, signal) {
       const { id } = entry.record;
-      const from = clock.now();
+      const began = clock.now();
       if (table.move(entry, 'resume') === undefined) throw sandboxConflict(entry.record);
       entry.stage = 'prepare';
-      deps.owner.resuming(id);
+      const from = entry.record.captureKind === 'disk' ? 'disk' : request.from;
+      deps.owner.resuming(id, from);
       try {
-        const record = await start(entry, timeoutSeconds, signal);
+        const record = await start(entry, request.timeoutSeconds, from, signal);
         deps.metrics.resumeSucceeded();
-        deps.owner.resumed(record, clock.now() - from);
+        deps.owner.resumed(record, clock.now() - began);
         return record;
       } catch (error) {
         // Whoever aborted it releases everything, or rolls it back.

@@ -42,7 +42,7 @@ export function createShutdown(deps: ShutdownDependencies): Shutdown {
         await queue.preempt(id, 'shutdown', shuttingDown(), (signal) => deps.resuming.rollBack(entry, signal));
       }
       await queue.run(id, 'shutdown', async (signal) => {
-        if (entry.record.state === 'running' && table.get(id) === entry) await deps.pausing(entry, signal);
+        if (entry.record.state === 'running' && table.get(id) === entry) await deps.pausing(entry, 'full', signal);
       });
     } catch {
       // Logged and counted where it failed.

@@ -1,4 +1,5 @@
 import {
+  type CaptureKind,
   OPERATION_RULES,
   type OperationVerdict,
   SANDBOX_OPERATIONS,
@@ -9,10 +10,19 @@ import {
 import { describe, expect, test } from 'vitest';
 import { CREATE_BASE, LIST_ALL, type LifecycleHarness, startLifecycle } from '../testing/lifecycle-harness.ts';
 
-type Outcome = 'done' | 'waits, then done' | 'not_found' | 'conflict' | 'not_proxyable' | 'joins' | 'pre-empts';
+type Outcome =
+  | 'done'
+  | 'waits, then done'
+  | 'waits, then conflict'
+  | 'not_found'
+  | 'conflict'
+  | 'not_proxyable'
+  | 'joins'
+  | 'pre-empts';
+type OnMemory = Extract<SandboxOperation, 'pause' | 'resume' | 'connect'>;
 type Column = SandboxOperation | 'get' | 'data plane' | 'list';
-/** Every state, and that of a sandbox that does not exist. */
-type Row = SandboxState | 'missing';
+/** Every state, that of a sandbox without its memory, and that of one that does not exist. */
+type Row = SandboxState | 'paused without memory' | 'missing';
 
 /** State × operation, written by hand from the contract. */
 const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
@@ -100,6 +110,20 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     'data plane': 'not_proxyable',
     list: 'done',
   },
+  'paused without memory': {
+    pause: 'conflict',
+    resume: 'done',
+    connect: 'done',
+    timeout: 'conflict',
+    refresh: 'conflict',
+    network: 'conflict',
+    snapshot: 'conflict',
+    fork: 'conflict',
+    kill: 'done',
+    get: 'done',
+    'data plane': 'not_proxyable',
+    list: 'done',
+  },
   resuming: {
     pause: 'conflict',
     resume: 'joins',
@@ -142,6 +166,20 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     'data plane': 'not_found',
     list: 'not_found',
   },
+};
+
+/** The same with `memory: false`; a pause that is under way is one with memory. */
+const WITHOUT_MEMORY: Readonly<Record<Row, Readonly<Record<OnMemory, Outcome>>>> = {
+  creating: { pause: 'conflict', resume: 'conflict', connect: 'waits, then done' },
+  running: { pause: 'done', resume: 'conflict', connect: 'done' },
+  snapshotting: { pause: 'conflict', resume: 'conflict', connect: 'waits, then done' },
+  forking: { pause: 'conflict', resume: 'conflict', connect: 'waits, then done' },
+  pausing: { pause: 'waits, then conflict', resume: 'conflict', connect: 'waits, then done' },
+  paused: { pause: 'conflict', resume: 'done', connect: 'done' },
+  'paused without memory': { pause: 'conflict', resume: 'done', connect: 'done' },
+  resuming: { pause: 'conflict', resume: 'joins', connect: 'waits, then done' },
+  killing: { pause: 'not_found', resume: 'not_found', connect: 'not_found' },
+  missing: { pause: 'not_found', resume: 'not_found', connect: 'not_found' },
 };
 
 const NEW_RULES = { allowInternetAccess: false, allowOut: ['192.0.2.7/32'], denyOut: [] };
@@ -188,9 +226,9 @@ async function bring(to: Row): Promise<Situation> {
     };
     return { harness, id, finish };
   }
-  if (to === 'paused' || to === 'resuming') {
-    await harness.orchestrator.pause(id);
-    if (to === 'paused') return { harness, id, finish: async () => undefined };
+  if (to === 'paused' || to === 'paused without memory' || to === 'resuming') {
+    await harness.orchestrator.pause(id, to === 'paused without memory' ? 'disk' : 'full');
+    if (to !== 'resuming') return { harness, id, finish: async () => undefined };
     const start = harness.world.faults.next('start', { kind: 'hang' });
     const resuming = harness.orchestrator.resume(id, 500).catch((error: unknown) => error);
     await start.hit;
@@ -211,15 +249,15 @@ async function bring(to: Row): Promise<Situation> {
   return { harness, id, finish };
 }
 
-function perform({ harness, id }: Situation, column: Column): Promise<unknown> {
+function perform({ harness, id }: Situation, column: Column, memory: CaptureKind): Promise<unknown> {
   const { orchestrator } = harness;
   switch (column) {
     case 'pause':
-      return orchestrator.pause(id);
+      return orchestrator.pause(id, memory);
     case 'resume':
-      return orchestrator.resume(id, 1_000);
+      return orchestrator.resume(id, 1_000, memory);
     case 'connect':
-      return orchestrator.connect(id, 1_000);
+      return orchestrator.connect(id, 1_000, memory);
     case 'timeout':
       return orchestrator.setTimeout(id, 1_000);
     case 'refresh':
@@ -248,13 +286,16 @@ function perform({ harness, id }: Situation, column: Column): Promise<unknown> {
 
 describe('state × operation', () => {
   const cells = Object.entries(MATRIX).flatMap(([state, row]) =>
-    Object.entries(row).map(([column, outcome]) => [state as Row, column as Column, outcome] as const),
+    Object.entries(row).map(([column, outcome]) => [state as Row, column as Column, 'full', outcome] as const),
+  );
+  const without = Object.entries(WITHOUT_MEMORY).flatMap(([state, row]) =>
+    Object.entries(row).map(([column, outcome]) => [state as Row, column as Column, 'disk', outcome] as const),
   );
 
-  test.each(cells)('%s, %s: %s', async (state, column, expected) => {
+  test.each([...cells, ...without])('%s, %s (%s): %s', async (state, column, memory, expected) => {
     const situation = await bring(state);
     let settled = false;
-    const operation = perform(situation, column).then(
+    const operation = perform(situation, column, memory).then(
       () => 'done' as const,
       (error: unknown) => error,
     );
@@ -280,6 +321,11 @@ describe('state × operation', () => {
         expect(situation.harness.orchestrator.get(situation.id)).toMatchObject(
           column === 'network' ? { network: NEW_RULES } : { timeoutSeconds: 1_000 },
         );
+        break;
+      case 'waits, then conflict':
+        expect(settled).toBe(false);
+        await situation.finish();
+        expect(await operation).toMatchObject({ code: 'conflict' });
         break;
       case 'pre-empts':
         expect(await operation).toBe('done');

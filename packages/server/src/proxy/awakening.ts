@@ -32,7 +32,8 @@ export function createAwakening({ orchestrator, clock, log }: AwakeningDependenc
       // Why is logged where it failed; this may be one of very many.
       log.debug({ sandboxId, code }, 'a request could not resume its sandbox');
       if (timedOut) return { kind: 'resume-timed-out' };
-      if (orchestrator.target(sandboxId).kind === 'not-found') return { kind: 'not-found' };
+      const { kind } = orchestrator.target(sandboxId);
+      if (kind === 'not-found' || kind === 'not-proxyable') return { kind };
       return { kind: code === 'capacity' ? 'resume-refused-by-limit' : 'resume-failed' };
     }
   };

@@ -30,7 +30,14 @@ interface ColdRequest {
 export const paramsPath = (id: string): string => `/sandboxes/${id}/custom-extension-params`;
 
 const COLD: Omit<CreateColdSandbox, 'rootfs' | 'resources'> = {
-  ...{ image: 'registry.test/base:1', timeoutSeconds: 120, onTimeout: 'kill', autoResume: false, secure: false },
+  ...{
+    image: 'registry.test/base:1',
+    timeoutSeconds: 120,
+    onTimeout: 'kill',
+    timeoutKeeps: 'full',
+    autoResume: false,
+    secure: false,
+  },
   ...{ network: DEFAULT_NETWORK_POLICY, metadata: {}, envVars: {}, customExtensionParams: undefined },
 };
 

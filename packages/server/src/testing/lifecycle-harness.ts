@@ -50,6 +50,7 @@ export const CREATE_BASE: CreateSandbox = {
   template: 'base',
   timeoutSeconds: 300,
   onTimeout: 'kill',
+  timeoutKeeps: 'full',
   autoResume: false,
   secure: true,
   network: DEFAULT_NETWORK_POLICY,

@@ -115,18 +115,18 @@ export function createMemoryOrchestrator(deps: { readonly rng: Rng; readonly now
       index.put({ ...get(id), customExtensionParams });
       return customExtensionParams;
     },
-    async pause(id) {
-      record('pause', id);
+    async pause(id, keeps = 'full') {
+      record('pause', id, keeps);
       index.put({ ...get(id), state: 'paused' });
     },
-    async resume(id, timeoutSeconds) {
-      record('resume', id, timeoutSeconds);
+    async resume(id, timeoutSeconds, from = 'full') {
+      record('resume', id, timeoutSeconds, from);
       const resumed = { ...get(id), state: 'running' as const };
       index.put(resumed);
       return resumed;
     },
-    async connect(id, timeoutSeconds) {
-      record('connect', id, timeoutSeconds);
+    async connect(id, timeoutSeconds, from = 'full') {
+      record('connect', id, timeoutSeconds, from);
       return { record: get(id), resumed: get(id).state === 'paused' };
     },
     async wake(id) {

@@ -8,7 +8,6 @@ const TRAPS = 50;
 const LATER: Readonly<Record<string, readonly string[]>> = {
   'template builds': ['T6', 'T11', 'T12', 'T13'],
   volumes: ['T16'],
-  'pausing without memory': ['T49'],
   'resuming by traffic': ['auto-resume refused, or under way'],
 };
 

@@ -122,7 +122,8 @@ const DEEDS: readonly Deed[] = [
   (agent, random, _directory, signal) => agent.sink(pieces(random(30)), signal),
   (agent) => Promise.all([agent.metrics(), agent.ping(), agent.listProcesses(), agent.lookupUser('root')]),
   async (agent, random) => {
-    await agent.quiesce(1 + random(300));
+    const leaseMs = 1 + random(300);
+    await (random(3) === 0 ? agent.settle(leaseMs) : agent.quiesce(leaseMs));
     await agent.activate({
       ...{ key: new Uint8Array(16), generation: 'chaos', resetStreams: random(2) === 0, hostname: '' },
       files: [{ path: join(guest.directory, 'activated'), mode: 0o644, content: String(random(9)) }],

@@ -160,6 +160,20 @@ describe('qemu backend', () => {
     expect(await world.leftovers()).toEqual([]);
   });
 
+  test('a boot whose root file system is not what it was is refused before anything starts', async () => {
+    const { rootfs } = template.manifest;
+    for (const other of [
+      { ...rootfs, path: '/nowhere.ext4' },
+      { ...rootfs, size: rootfs.size - 1 },
+    ]) {
+      const manifest = { ...template.manifest, rootfs: other };
+      await expect(backend.boot({ ...template, manifest }, planFor())).rejects.toMatchObject({
+        ...{ code: 'conflict', message: 'the root file system of the snapshot is not on this host any more' },
+      });
+    }
+    expect(await world.leftovers()).toEqual([]);
+  });
+
   describe('a template whose files were changed', () => {
     test('is refused by this server and made anew by the next', async () => {
       const next = world.open();

@@ -99,6 +99,17 @@ export function describeHookOperations({ server, ext, host, create, created, sta
       expect(ext().of('stop')).toHaveLength(5);
     });
 
+    test('a resume that boots from the disk is a resume to the extension: one start-resume, one stop', async () => {
+      const id = await created({ metadata: { team: 'alpha' }, customExtensionParams: { p: 1 } });
+      ext().reset();
+      expect((await server().api('POST', `/sandboxes/${id}/pause`, { memory: false })).status).toBe(204);
+      expect((await server().api('POST', `/sandboxes/${id}/resume`)).status).toBe(201);
+      expect(ext().of('stop')).toHaveLength(1);
+      expect(ext().of('start-fresh')).toEqual([]);
+      expect(starts('metadata')).toEqual([{ team: 'alpha' }]);
+      expect(starts('customExtensionParams')).toEqual([{ p: 1 }]);
+    });
+
     test('hooks/55 two resumes at once that are rejected: both are told, and it stays paused', async () => {
       const id = await created();
       await server().api('POST', `/sandboxes/${id}/pause`);

@@ -140,6 +140,35 @@ describe('captures of a running sandbox', () => {
     expect(await shell(copy, 'cat $(ls -v /home/user/file-*)')).toBe(all);
   });
 
+  test('a disk of as many layers as an engine takes boots, and what it wrote is captured upon them', async () => {
+    let sandbox = await restore();
+    const captureDisk = async (): Promise<StoredSnapshot> => {
+      const directory = await world.emptyDirectory();
+      const captured = await sandbox.captureDisk(directory);
+      await sandbox.release();
+      return { directory, manifest: captured.manifest };
+    };
+    let last = template;
+    for (let index = 0; index < MAX_DISK_LAYERS; index++) {
+      await shell(sandbox, `echo ${index} > /home/user/file-${index}`);
+      last = await captureDisk();
+    }
+    expect(last.manifest.diskLayers).toHaveLength(MAX_DISK_LAYERS);
+    await sandbox.stop();
+    const boot = async (): Promise<void> => {
+      sandbox = await backend.boot(last, planFor());
+      live.push(sandbox);
+    };
+    await boot();
+    await shell(sandbox, `echo ${MAX_DISK_LAYERS} > /home/user/file-${MAX_DISK_LAYERS}`);
+    last = await captureDisk();
+    expect(last.manifest.diskLayers).toBeUndefined();
+    await sandbox.stop();
+    await boot();
+    const all = Array.from({ length: MAX_DISK_LAYERS + 1 }, (_, index) => index).join('\n');
+    expect(await shell(sandbox, 'cat $(ls -v /home/user/file-*)')).toBe(all);
+  });
+
   test('memory of which most changed becomes a base of its own', async () => {
     const source = await restore();
     expect(

@@ -60,6 +60,8 @@ export async function checkBackends(config: Config, uid: number): Promise<readon
 /** A diagnosis starts nothing, so it has no network to give. */
 const NO_SLOTS: NetworkSlots = {
   acquire: () => Promise.reject(new Error('the doctor starts no sandbox')),
+  adopt: () => Promise.reject(new Error('the doctor takes over no sandbox')),
+  removeLeftovers: async () => 0,
   status: () => ({ ready: 0, inUse: 0 }),
   [Symbol.asyncDispose]: async () => {},
 };

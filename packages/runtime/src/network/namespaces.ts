@@ -37,16 +37,35 @@ export interface SlotSpec {
   readonly rules: string;
 }
 
-/** Creates, deletes and changes the namespaces of one server; their files are `<directory>/<prefix>-NAME`. */
+/** Name of a slot by its number. */
+export const slotName = (index: number): string => `slot-${index}`;
+export const SLOT = /^slot-([1-9]\d*)$/;
+
+/** A file that a former server left. */
+export interface Leftover {
+  /** Without the prefix. */
+  readonly name: string;
+  readonly path: string;
+  /** It keeps a namespace. */
+  readonly mounted: boolean;
+}
+
+/**
+ * Creates, deletes and changes the namespaces of one server; their files are `<directory>/<prefix>-NAME`. Disposing leaves
+ * them alone.
+ */
 export interface Namespaces extends AsyncDisposable {
   path(name: string): string;
   /** Files of this prefix, whoever made them. */
-  leftovers(): Promise<readonly string[]>;
+  leftovers(): Promise<readonly Leftover[]>;
   createGateway(): Promise<void>;
+  /** Takes over a former server's gateway and puts these rules in force instead of its own; false when there is no whole one. */
+  takeOverGateway(rules: string): Promise<boolean>;
   createSlot(spec: SlotSpec): Promise<void>;
   /** Also removes what a failed `createSlot` left. */
   deleteSlot(spec: Pick<SlotSpec, 'index' | 'path'>): Promise<void>;
   deleteFiles(paths: readonly string[]): Promise<void>;
+  deleteGateway(): Promise<void>;
   /** One nft transaction inside the namespace at `path`. */
   nft(path: string, transaction: string, signal?: AbortSignal): Promise<void>;
 }
@@ -114,6 +133,11 @@ export function createNamespaces({
     await exec({ argv: [...argv], stdin: `${links.join('\n')}\n`, deadlineMs: DEADLINE_MS });
   }
 
+  async function nft(namespace: string, transaction: string, signal?: AbortSignal): Promise<void> {
+    const argv = ['nsenter', `--net=${namespace}`, 'nft', '-f', '-'] as const;
+    await exec({ argv: [...argv], stdin: transaction, deadlineMs: DEADLINE_MS }, signal);
+  }
+
   async function deleteFiles(files: readonly string[]): Promise<void> {
     const mounted = await mountPoints();
     const kept = files.filter((file) => mounted.has(file));
@@ -126,12 +150,26 @@ export function createNamespaces({
     path,
     async leftovers() {
       await mkdir(directory, { recursive: true, mode: 0o755 });
-      const names = await readdir(directory);
-      return names.filter((name) => name.startsWith(`${prefix}-`)).map((name) => join(directory, name));
+      const files = (await readdir(directory)).filter((file) => file.startsWith(`${prefix}-`));
+      const mounted = await mountPoints();
+      return files.map((file) => {
+        const full = join(directory, file);
+        return { name: file.slice(prefix.length + 1), path: full, mounted: mounted.has(full) };
+      });
     },
     async createGateway() {
       await create(gatewayPath, ['link set lo up'], gatewayRuleset());
       gateway = createIpBatch({ netns: gatewayPath, clock });
+    },
+    async takeOverGateway(rules) {
+      try {
+        // Its table is made last of all, so one that was not finished fails here.
+        await nft(gatewayPath, `delete table inet aenv\n${rules}`);
+      } catch {
+        return false;
+      }
+      gateway = createIpBatch({ netns: gatewayPath, clock });
+      return true;
     },
     async createSlot(spec) {
       const { index, addresses } = spec;
@@ -149,13 +187,10 @@ export function createNamespaces({
       await deleteFiles([slotPath]);
     },
     deleteFiles,
-    async nft(namespace, transaction, signal) {
-      const argv = ['nsenter', `--net=${namespace}`, 'nft', '-f', '-'] as const;
-      await exec({ argv: [...argv], stdin: transaction, deadlineMs: DEADLINE_MS }, signal);
-    },
+    deleteGateway: () => deleteFiles([gatewayPath]),
+    nft,
     async [Symbol.asyncDispose]() {
       await gateway?.[Symbol.asyncDispose]();
-      await deleteFiles([gatewayPath]);
     },
   };
 }

@@ -6,9 +6,9 @@ import { SlotPool } from './slot-pool.ts';
 const OFF: NetworkPolicy = { ...DEFAULT_NETWORK_POLICY, allowInternetAccess: false };
 
 /** A pool over slots that exist only as numbers; tests decide when a creation ends and which call fails. */
-function open({ low = 0, high = 0, maxSlots = 100, hold = false, broken = false } = {}) {
+function open({ low = 0, high = 0, maxSlots = 100, hold = false, broken = false, left = [] as number[] } = {}) {
   const clock = createFakeClock();
-  const existing = new Set<number>();
+  const existing = new Set<number>(left);
   const failing = { prepare: broken, destroy: false, policy: false };
   const held: (() => void)[] = [];
   const policies: NetworkPolicy[] = [];
@@ -16,12 +16,13 @@ function open({ low = 0, high = 0, maxSlots = 100, hold = false, broken = false 
   let mostCreating = 0;
   let attempts = 0;
   let maintained = 0;
-  let closed = false;
+  let closed: readonly number[] | undefined;
   const pool = new SlotPool({
     clock,
     log: SILENT_LOG,
     pool: { low, high },
     maxSlots,
+    left: left.map((index) => ({ index, path: `/netns/${index}`, uid: 1_000 + index })),
     async prepare(index) {
       attempts++;
       mostCreating = Math.max(mostCreating, ++creating);
@@ -43,8 +44,8 @@ function open({ low = 0, high = 0, maxSlots = 100, hold = false, broken = false 
     async maintain() {
       maintained++;
     },
-    async close() {
-      closed = true;
+    async close(abandoned) {
+      closed = abandoned.map(({ index }) => index);
     },
   });
   return {
@@ -186,11 +187,46 @@ describe('slot pool', () => {
     const end = pool[Symbol.asyncDispose]();
     await expect(waiting).rejects.toMatchObject({ code: 'unavailable' });
     await expect(pool.acquire(DEFAULT_NETWORK_POLICY)).rejects.toMatchObject({ code: 'unavailable' });
-    expect(facts().closed).toBe(false);
+    expect(facts().closed).toBeUndefined();
     release();
     await end;
     expect(existing.size).toBe(0);
-    expect(facts().closed).toBe(true);
+    expect(facts().closed).toEqual([]);
     expect(clock.pendingTimers).toBe(0);
+  });
+
+  test('slots of a former server are adopted or removed, and no number is used twice', async () => {
+    const { clock, pool, existing, policies } = open({ left: [1, 3, 200] });
+    await expect(pool.adopt(2, DEFAULT_NETWORK_POLICY)).rejects.toMatchObject({ code: 'not_found' });
+    // The network has become smaller than that number.
+    await expect(pool.adopt(200, DEFAULT_NETWORK_POLICY)).rejects.toMatchObject({ code: 'not_found' });
+    const adopted = await pool.adopt(3, OFF);
+    expect(policies).toEqual([OFF]);
+    expect(adopted).toMatchObject({ index: 3, networkNamespacePath: '/netns/3', uid: 1_003 });
+    await expect(pool.adopt(3, OFF)).rejects.toMatchObject({ code: 'not_found' });
+    expect((await pool.acquire(DEFAULT_NETWORK_POLICY)).index).toBe(2);
+    expect(await pool.removeLeftovers()).toBe(2);
+    expect([...existing]).toEqual([3, 2]);
+    await adopted.release();
+    expect((await pool.acquire(DEFAULT_NETWORK_POLICY)).index).toBe(4);
+    await clock.advance(0);
+    await pool[Symbol.asyncDispose]();
+    expect(existing.size).toBe(0);
+  });
+
+  test('an adoption whose policy is refused can be tried again', async () => {
+    const { pool, failing } = open({ left: [1] });
+    failing.policy = true;
+    await expect(pool.adopt(1, OFF)).rejects.toMatchObject({ code: 'internal' });
+    failing.policy = false;
+    expect((await pool.adopt(1, OFF)).index).toBe(1);
+    await pool[Symbol.asyncDispose]();
+  });
+
+  test('ended before it was asked to remove them, it leaves those of a former server', async () => {
+    const { pool, existing, facts } = open({ low: 1, high: 1, left: [1, 2] });
+    await pool[Symbol.asyncDispose]();
+    expect([...existing]).toEqual([1, 2]);
+    expect(facts().closed).toEqual([1, 2]);
   });
 });

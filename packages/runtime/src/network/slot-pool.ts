@@ -18,6 +18,8 @@ export interface SlotPoolDeps {
   readonly log: Log;
   readonly pool: { readonly low: number; readonly high: number };
   readonly maxSlots: number;
+  /** Slots of a former server. */
+  readonly left: readonly Prepared[];
   /** Makes slot `index`, with the default policy in force. */
   readonly prepare: (index: number) => Promise<Prepared>;
   /** Removes it with everything in it; also what a failed `prepare` left. */
@@ -26,8 +28,8 @@ export interface SlotPoolDeps {
   readonly hostInteractionIp: (index: number) => string;
   /** Now and then, in the background. */
   readonly maintain: () => Promise<void>;
-  /** After the last slot is gone. */
-  readonly close: () => Promise<void>;
+  /** After the last slot is gone, but for those of a former server that nobody adopted or removed. */
+  readonly close: (left: readonly Prepared[]) => Promise<void>;
 }
 
 /**
@@ -37,11 +39,15 @@ export class SlotPool implements NetworkSlots {
   readonly #deps: SlotPoolDeps;
   readonly #ready: Prepared[] = [];
   readonly #inUse = new Map<number, Prepared>();
+  /** Of a former server, neither adopted nor removed yet. */
+  readonly #left: Map<number, Prepared>;
   readonly #waiting: PromiseWithResolvers<Prepared>[] = [];
   readonly #work = new Set<Promise<void>>();
   /** Numbers given back, oldest first: a number rests as long as possible before it is used again. */
   readonly #free: number[] = [];
   #highest = 0;
+  /** Numbers that were taken when this pool began. */
+  readonly #taken: ReadonlySet<number>;
   #creating = 0;
   #filling = true;
   /** A creation failed: only those who wait are served until the next maintenance. */
@@ -51,6 +57,8 @@ export class SlotPool implements NetworkSlots {
 
   constructor(deps: SlotPoolDeps) {
     this.#deps = deps;
+    this.#left = new Map(deps.left.map((slot) => [slot.index, slot]));
+    this.#taken = new Set(this.#left.keys());
     this.#maintenance = this.#schedule();
     this.#pump();
   }
@@ -70,6 +78,25 @@ export class SlotPool implements NetworkSlots {
       throw PlatformError.fromUnknown(error, 'the network slot could not be taken');
     }
     return this.#handle(slot);
+  }
+
+  async adopt(index: number, policy: NetworkPolicy): Promise<NetworkSlot> {
+    if (this.#disposed !== undefined) throw new PlatformError('unavailable', 'the network is shut down');
+    const slot = this.#left.get(index);
+    if (slot === undefined || index > this.#deps.maxSlots)
+      throw new PlatformError('not_found', `network slot ${index} of the former server is not there`);
+    await this.#deps.applyPolicy(slot, policy);
+    this.#left.delete(index);
+    this.#inUse.set(index, slot);
+    return this.#handle(slot);
+  }
+
+  async removeLeftovers(): Promise<number> {
+    const left = [...this.#left.keys()];
+    this.#left.clear();
+    await Promise.all(left.map((index) => this.#track(this.#discard(index))));
+    this.#pump();
+    return left.length;
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -203,7 +230,7 @@ export class SlotPool implements NetworkSlots {
   async #discard(index: number): Promise<void> {
     try {
       await this.#deps.destroy(index);
-      this.#free.push(index);
+      if (index <= this.#deps.maxSlots) this.#free.push(index);
     } catch (error) {
       // Its number is lost until the next start, which removes what is left of it.
       this.#deps.log.error({ slot: index, error }, 'a network slot could not be removed');
@@ -212,7 +239,7 @@ export class SlotPool implements NetworkSlots {
 
   #nextIndex(): number | undefined {
     // Numbers never used yet come first.
-    if (this.#highest < this.#deps.maxSlots) return ++this.#highest;
+    while (this.#highest < this.#deps.maxSlots) if (!this.#taken.has(++this.#highest)) return this.#highest;
     return this.#free.shift();
   }
 
@@ -247,7 +274,7 @@ export class SlotPool implements NetworkSlots {
     const slots = [...this.#ready.splice(0), ...this.#inUse.values()];
     this.#inUse.clear();
     await Promise.all(slots.map(({ index }) => this.#deps.destroy(index)));
-    await this.#deps.close();
+    await this.#deps.close([...this.#left.values()]);
   }
 }
 

@@ -381,6 +381,7 @@ describe('what a server leaves', () => {
       alwaysDeniedCidrs: DEFAULT_ALWAYS_DENIED,
       uidBase: 61_000,
       pool: { low: 1, high: 1 },
+      device: () => GUEST_DEVICE,
     });
   }
 
@@ -414,22 +415,63 @@ describe('what a server leaves', () => {
     }
   });
 
+  async function killed(victim: ChildProcess): Promise<void> {
+    victim.kill('SIGKILL');
+    await new Promise((resolve) => victim.once('exit', resolve));
+  }
+
   test('kill -9 leaves namespaces that the next server of that prefix removes, and only those', async () => {
     const runtimeDir = await mkdtemp(join(tmpdir(), 'aenv-net-'));
     const neighbour = await open(runtimeDir, 'b');
     try {
-      const victim = await startVictim(runtimeDir, 'a');
-      const leftover = (await mountsBelow(join(runtimeDir, 'netns', 'a-'))).length;
-      victim.kill('SIGKILL');
-      await new Promise((resolve) => victim.once('exit', resolve));
-      expect(leftover).toBeGreaterThanOrEqual(2);
+      await killed(await startVictim(runtimeDir, 'a'));
+      const left = await mountsBelow(join(runtimeDir, 'netns', 'a-'));
+      expect(left.length).toBeGreaterThanOrEqual(2);
       const foreign = await mountsBelow(join(runtimeDir, 'netns', 'b-'));
+      // One that ends before it knows what may go removes nothing.
+      await (await open(runtimeDir, 'a'))[Symbol.asyncDispose]();
+      expect(await mountsBelow(join(runtimeDir, 'netns', 'a-'))).toEqual(left);
       const successor = await open(runtimeDir, 'a');
+      expect(await successor.removeLeftovers()).toBe(left.length - 1);
       await successor[Symbol.asyncDispose]();
       expect(await mountsBelow(join(runtimeDir, 'netns', 'a-'))).toEqual([]);
       expect(await mountsBelow(join(runtimeDir, 'netns', 'b-'))).toEqual(foreign);
     } finally {
       await neighbour[Symbol.asyncDispose]();
+      await rm(runtimeDir, { recursive: true, force: true });
+    }
+  });
+
+  test('a slot that is adopted keeps its open connections, obeys its new policy and goes like any other', async () => {
+    const runtimeDir = await mkdtemp(join(tmpdir(), 'aenv-net-'));
+    const path = (name: string) => join(runtimeDir, name);
+    try {
+      const victim = await startVictim(runtimeDir, 'a');
+      await using _internet = await createFakeInternet({
+        ...{ exec, path: path('internet') },
+        behind: gatewayNamespacePath({ runtimeDir, prefix: 'a' }),
+      });
+      const former = { networkNamespacePath: path('netns/a-slot-1'), release: async () => {} };
+      await using guest = await enterSlot({ exec, slot: former, path: path('guest') });
+      expect(await guest.tcp(INTERNET.web, 7, { keep: 'held' })).toMatchObject({ outcome: 'connected' });
+      await killed(victim);
+      await using successor = await open(runtimeDir, 'a');
+      const slot = await successor.adopt(1, { ...DEFAULT_NETWORK_POLICY, denyOut: [INTERNET.other] });
+      await successor.removeLeftovers();
+      expect(await guest.ask({ op: 'send', keep: 'held', payload: 'again' })).toMatchObject({ reply: 'again' });
+      expect(await guest.tcp(INTERNET.web)).toMatchObject({ outcome: 'connected' });
+      expect((await guest.tcp(INTERNET.other)).outcome).toMatch(REFUSAL);
+      await using next = await enterSlot({
+        ...{ exec, path: path('next') },
+        slot: await successor.acquire(DEFAULT_NETWORK_POLICY),
+      });
+      expect(next.slot.networkNamespacePath).not.toBe(slot.networkNamespacePath);
+      expect(await next.tcp(INTERNET.other)).toMatchObject({ outcome: 'connected' });
+      await slot.release();
+      expect(await mountsBelow(path('netns/a-slot-1 '))).toEqual([]);
+      expect((await guest.tcp(INTERNET.web, 80, { timeoutMs: 500 })).outcome).not.toBe('connected');
+    } finally {
+      expect(await mountsBelow(path('netns'))).toEqual([]);
       await rm(runtimeDir, { recursive: true, force: true });
     }
   });
@@ -444,7 +486,8 @@ describe('what a server leaves', () => {
       const slots = await createNetworkSlots({
         runtimeDir: ${JSON.stringify(runtimeDir)}, prefix: ${JSON.stringify(prefix)}, exec: createExec({ clock }), clock,
         log: SILENT_LOG, uplink: 'none', dnsServers: ['198.51.100.53'], alwaysDeniedCidrs: DEFAULT_ALWAYS_DENIED,
-        uidBase: 61000, pool: { low: 1, high: 1 },
+        uidBase: 61000, pool: { low: 1, high: 1 }, device: () => ${JSON.stringify(GUEST_DEVICE)},
+        hostAddresses: () => [],
       });
       await slots.acquire(DEFAULT_NETWORK_POLICY);
       process.stdout.write('ready');

@@ -13,7 +13,7 @@ import {
 import type { Exec } from '../exec.ts';
 import { createAddressPlan, DEFAULT_INTERNAL_NETWORKS, type InternalNetworks } from './addressing.ts';
 import { createGateway } from './gateway.ts';
-import { createNamespaces, tapDevice } from './namespaces.ts';
+import { createNamespaces, SLOT, slotName, tapDevice } from './namespaces.ts';
 import { policyTransaction } from './ruleset.ts';
 import type { NetworkSlots } from './slot.ts';
 import { SlotPool } from './slot-pool.ts';
@@ -57,8 +57,9 @@ export function gatewayNamespacePath({ runtimeDir, prefix }: { runtimeDir: strin
 }
 
 /**
- * Cleans what a former server with this prefix left, builds the gateway, and fills the pool in the background.
- * Throws `invalid_argument` for a bad address configuration. Disposing ends every slot, also those in use.
+ * Builds the gateway or goes on with the one of a former server with this prefix, whose slots are left alone until they are
+ * adopted or removed, and fills the pool in the background. Throws `invalid_argument` for a bad address configuration.
+ * Disposing ends every slot, also those in use.
  */
 export async function createNetworkSlots(options: NetworkSlotsOptions): Promise<NetworkSlots> {
   const { runtimeDir, prefix, exec, clock, log, pool, uidBase, maxConnections = DEFAULT_MAX_CONNECTIONS } = options;
@@ -69,17 +70,22 @@ export async function createNetworkSlots(options: NetworkSlotsOptions): Promise<
     ...plan.internal,
   ];
   const namespaces = createNamespaces({ directory: join(runtimeDir, 'netns'), prefix, exec, clock });
-  const slotPath = (index: number) => namespaces.path(`slot-${index}`);
+  const slotPath = (index: number) => namespaces.path(slotName(index));
   const gateway = await createGateway({
     ...options,
     namespaces,
     hostAddresses: options.hostAddresses ?? interfaceAddresses,
+  });
+  const left = gateway.left.map(({ name, path }) => {
+    const index = Number(SLOT.exec(name)?.[1]);
+    return { index, path, uid: uidBase + index };
   });
   return new SlotPool({
     clock,
     log,
     pool,
     maxSlots: plan.maxSlots,
+    left,
     async prepare(index) {
       const uid = uidBase + index;
       const path = slotPath(index);
@@ -101,8 +107,8 @@ export async function createNetworkSlots(options: NetworkSlotsOptions): Promise<
     destroy: (index) => namespaces.deleteSlot({ index, path: slotPath(index) }),
     hostInteractionIp: (index) => plan.slot(index).hostInteractionIp,
     maintain: () => gateway.refresh(),
-    async close() {
-      await gateway[Symbol.asyncDispose]();
+    async close(abandoned) {
+      await (abandoned.length > 0 ? gateway.abandon() : gateway[Symbol.asyncDispose]());
     },
   });
 }

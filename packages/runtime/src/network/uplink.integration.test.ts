@@ -6,13 +6,14 @@ import { DEFAULT_ALWAYS_DENIED, DEFAULT_NETWORK_POLICY, type Log, SILENT_LOG } f
 import { createRealClock } from '@agentenv/core/testing';
 import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
 import { createExec } from '../exec.ts';
+import { processStartTime } from '../processes.ts';
 import { createFakeInternet, createTestNamespace, type FakeInternet, INTERNET } from '../testing/fake-internet.ts';
 import { startNamespaceProgram } from '../testing/namespace-program.ts';
 import { enterSlot, GUEST_DEVICE, type Outcome, REFUSAL, type SlotGuest } from '../testing/slot-guest.ts';
 import { GUEST_ADDRESSING } from './addressing.ts';
 import type { NetworkSlots } from './slot.ts';
 import { createNetworkSlots } from './slots.ts';
-import { pastaArguments } from './uplink.ts';
+import { createPastaUplink, pastaArguments } from './uplink.ts';
 
 const PREFIX = 'test';
 const GATEWAY = GUEST_ADDRESSING.gatewayIpv4;
@@ -213,6 +214,46 @@ describe('an uplink a dead server left', () => {
       );
       await gone;
       expect(slots.status()).toEqual({ ready: 0, inUse: 0 });
+    } finally {
+      await stack.disposeAsync();
+    }
+  });
+
+  test('carries on under the next one where nothing changed, and is looked after', async () => {
+    const clock = createRealClock();
+    const exec = createExec({ clock });
+    const directory = await mkdtemp(join(tmpdir(), 'aenv-net-'));
+    const stack = new AsyncDisposableStack();
+    stack.defer(() => rm(directory, { recursive: true, force: true }));
+    try {
+      const host = join(directory, 'host');
+      stack.use(await createTestNamespace(exec, host, []));
+      stack.use(await createFakeInternet({ exec, path: join(directory, 'internet'), behind: host }));
+      const gatewayPath = join(directory, 'gateway');
+      stack.use(await createTestNamespace(exec, gatewayPath, []));
+      const pidFile = join(directory, 'pasta.pid');
+      const open = () =>
+        createPastaUplink({ gatewayPath, pidFile, clock, log: SILENT_LOG, wrapper: ['nsenter', `--net=${host}`] });
+      const pid = async () => Number(await readFile(pidFile, 'utf8').catch(() => 'none'));
+      const former = open();
+      await former.run({ localResolver: undefined });
+      const carrying = await pid();
+      former.abandon();
+      const next = stack.use(open());
+      await next.run({ localResolver: undefined });
+      expect(await pid()).toBe(carrying);
+      expect(await processStartTime(carrying)).toBeDefined();
+      await exec({ argv: ['kill', '-9', String(carrying)], deadlineMs: 5_000 });
+      await vi.waitFor(async () => expect([carrying, Number.NaN]).not.toContain(await pid()), {
+        timeout: 10_000,
+        interval: 20,
+      });
+      const second = await pid();
+      next.abandon();
+      const changed = stack.use(open());
+      await changed.run({ localResolver: '127.0.0.53' });
+      expect(await pid()).not.toBe(second);
+      expect(await processStartTime(second)).toBeUndefined();
     } finally {
       await stack.disposeAsync();
     }

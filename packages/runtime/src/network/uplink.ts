@@ -1,6 +1,7 @@
-import { type ChildProcess, spawn } from 'node:child_process';
+import { spawn } from 'node:child_process';
 import { readFile, rm } from 'node:fs/promises';
 import { type Clock, type Log, PlatformError } from '@agentenv/core';
+import { isRunning, killProcess, type ProcessIdentity, processStartTime, waitUntilGone } from '../processes.ts';
 
 /** How the gateway reaches the outside. */
 export interface Uplink extends AsyncDisposable {
@@ -9,6 +10,8 @@ export interface Uplink extends AsyncDisposable {
    * reason is logged).
    */
   run(settings: UplinkSettings): Promise<void>;
+  /** Ends and lets the traffic flow on. */
+  abandon(): void;
 }
 
 export interface UplinkSettings {
@@ -37,52 +40,110 @@ const MAX_BACKOFF_MS = 30_000;
 const STABLE_MS = 60_000;
 const READY_DEADLINE_MS = 5_000;
 const READY_POLL_MS = 20;
+const KILL_DEADLINE_MS = 10_000;
+/** A process that is not our child is looked at this often. */
+const ADOPTED_POLL_MS = 1_000;
 const LAST_WORDS = 600;
+
+/** A pasta that carries the traffic. */
+interface Carrier {
+  /** Resolves when it has ended, with how and its last words. */
+  readonly ended: Promise<{ readonly reason: string; readonly words: string }>;
+  stop(): Promise<void>;
+}
+
+function spawnCarrier(program: string, args: readonly string[]): Carrier {
+  const env = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin' };
+  const child = spawn(program, args, { env, stdio: ['ignore', 'ignore', 'pipe'], detached: true });
+  let words = '';
+  child.stderr.setEncoding('utf8').on('data', (text: string) => {
+    words = (words + text).slice(-LAST_WORDS);
+  });
+  const ended = new Promise<string>((resolve) => {
+    child.on('error', (error) => resolve(error.message));
+    child.on('exit', (code, signal) => resolve(`exit ${signal ?? code}`));
+  });
+  return {
+    ended: ended.then((reason) => ({ reason, words: words.trim() })),
+    async stop() {
+      if (child.pid === undefined) return;
+      child.kill('SIGKILL');
+      await ended;
+    },
+  };
+}
+
+function adoptCarrier(identity: ProcessIdentity, clock: Clock): Carrier & Disposable {
+  const ended = Promise.withResolvers<{ reason: string; words: string }>();
+  let timer: Disposable | undefined;
+  let watched = true;
+  async function look(): Promise<void> {
+    if (!(await isRunning(identity))) ended.resolve({ reason: 'gone', words: '' });
+    else if (watched) timer = clock.timer(ADOPTED_POLL_MS, () => void look());
+  }
+  function unwatch(): void {
+    watched = false;
+    timer?.[Symbol.dispose]();
+  }
+  void look();
+  return {
+    ended: ended.promise,
+    async stop() {
+      unwatch();
+      await killProcess(identity);
+      await waitUntilGone(identity, clock, KILL_DEADLINE_MS);
+    },
+    [Symbol.dispose]: unwatch,
+  };
+}
+
+/** The pasta of a former server, if it runs with exactly these arguments. */
+async function findCarrier(pidFile: string, args: readonly string[]): Promise<ProcessIdentity | undefined> {
+  const pid = await readPid(pidFile);
+  const startTime = pid === undefined ? undefined : await processStartTime(pid);
+  if (pid === undefined || startTime === undefined) return undefined;
+  const commandLine = await readFile(`/proc/${pid}/cmdline`, 'utf8').catch(() => '');
+  return commandLine.split('\0').slice(1, -1).join('\0') === args.join('\0') ? { pid, startTime } : undefined;
+}
 
 /**
  * `pasta` as the gateway's uplink: it copies the host's address and routes into the gateway and carries connections in
  * user space, so the root namespace needs neither forwarding nor rules. Nothing is forwarded inwards, and neither the
- * host's loopback nor its gateway address is mapped. A pasta that ends is started again with growing pauses.
+ * host's loopback nor its gateway address is mapped. A pasta that ends is started again with growing pauses; one of a
+ * former server with the same settings carries on, and with it the connections it holds.
  */
 export function createPastaUplink({ gatewayPath, pidFile, clock, log, wrapper = [] }: PastaOptions): Uplink {
-  let child: ChildProcess | undefined;
+  let carrier: (Carrier & Partial<Disposable>) | undefined;
   let settings: UplinkSettings | undefined;
   let retry: Disposable | undefined;
   let backoff = FIRST_BACKOFF_MS;
   let disposed = false;
 
-  function start(current: UplinkSettings): void {
-    const [program = 'pasta', ...args] = [...wrapper, 'pasta', ...pastaArguments(gatewayPath, pidFile, current)];
+  function carry(current: Carrier & Partial<Disposable>): void {
     const startedAt = clock.monotonic();
-    const env = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin' };
-    const started = spawn(program, args, { env, stdio: ['ignore', 'ignore', 'pipe'], detached: true });
-    let words = '';
-    started.stderr.setEncoding('utf8').on('data', (text: string) => {
-      words = (words + text).slice(-LAST_WORDS);
-    });
-    const onEnd = (reason: string): void => {
-      // Ended on purpose, or reported already.
-      if (disposed || child !== started) return;
-      child = undefined;
+    carrier = current;
+    void current.ended.then(({ reason, words }) => {
+      // Ended on purpose.
+      if (disposed || carrier !== current) return;
+      carrier = undefined;
       if (clock.monotonic() - startedAt >= STABLE_MS) backoff = FIRST_BACKOFF_MS;
-      log.warn({ reason, words: words.trim(), retryInMs: backoff }, 'the uplink ended, sandboxes have no internet');
-      retry = clock.timer(backoff, () => start(settings ?? current));
+      log.warn({ reason, words, retryInMs: backoff }, 'the uplink ended, sandboxes have no internet');
+      retry = clock.timer(backoff, start);
       backoff = Math.min(MAX_BACKOFF_MS, backoff * 2);
-    };
-    started.on('error', (error) => onEnd(error.message));
-    started.on('exit', (code, signal) => onEnd(`exit ${signal ?? code}`));
-    child = started;
+    });
+  }
+
+  function start(): void {
+    if (settings === undefined) return;
+    const [program = 'pasta', ...args] = [...wrapper, 'pasta', ...pastaArguments(gatewayPath, pidFile, settings)];
+    carry(spawnCarrier(program, args));
   }
 
   async function stop(): Promise<void> {
     retry?.[Symbol.dispose]();
-    const stopping = child;
-    child = undefined;
-    if (stopping?.pid !== undefined && stopping.exitCode === null && stopping.signalCode === null) {
-      const gone = new Promise((resolve) => stopping.once('exit', resolve));
-      stopping.kill('SIGKILL');
-      await gone;
-    }
+    const stopping = carrier;
+    carrier = undefined;
+    await stopping?.stop();
     await rm(pidFile, { force: true });
   }
 
@@ -99,14 +160,29 @@ export function createPastaUplink({ gatewayPath, pidFile, clock, log, wrapper = 
     }
   }
 
+  /** True when there is one that carries on. */
+  async function adopt(wanted: UplinkSettings): Promise<boolean> {
+    const identity = await findCarrier(pidFile, pastaArguments(gatewayPath, pidFile, wanted));
+    if (identity !== undefined) carry(adoptCarrier(identity, clock));
+    else await endLeftoverPasta(pidFile, gatewayPath);
+    return identity !== undefined;
+  }
+
   return {
     async run(wanted) {
       if (disposed || (settings !== undefined && settings.localResolver === wanted.localResolver)) return;
-      await stop();
+      const first = settings === undefined;
       settings = wanted;
+      if (first && (await adopt(wanted))) return;
+      await stop();
       backoff = FIRST_BACKOFF_MS;
-      start(wanted);
+      start();
       await waitUntilReady();
+    },
+    abandon() {
+      disposed = true;
+      retry?.[Symbol.dispose]();
+      carrier?.[Symbol.dispose]?.();
     },
     async [Symbol.asyncDispose]() {
       disposed = true;
@@ -146,7 +222,7 @@ export function pastaArguments(
 
 /** An uplink somebody else provides, by putting an interface with a default route into the gateway. */
 export function createNoUplink(): Uplink {
-  return { async run() {}, async [Symbol.asyncDispose]() {} };
+  return { async run() {}, abandon() {}, async [Symbol.asyncDispose]() {} };
 }
 
 /** Ends a pasta that a dead server left behind; only a process that really is one, on that namespace. */

@@ -4,11 +4,11 @@ import { join } from 'node:path';
 import { type Clock, PlatformError, type Resources, type SnapshotArtifact } from '@agentenv/core';
 import type { RuntimeEnd } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
+import { type ProcessIdentity, processStartTime } from '../processes.ts';
 import { createDiskChain, type DiskChain } from './disk-chain.ts';
 import { watchEnd } from './engine-end.ts';
 import { type EngineHost, SHORT_NAME_LENGTH } from './engine-host.ts';
 import { type EngineProcess, startEngineProcess } from './engine-process.ts';
-import { type ProcessIdentity, processStartTime } from './processes.ts';
 import { createOverlay } from './qcow2.ts';
 import {
   type Accelerator,

@@ -1,7 +1,7 @@
 import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import { findProcesses, killProcess, waitUntilGone } from '../processes.ts';
 import type { EngineHost } from './engine-host.ts';
-import { findProcesses, killProcess, waitUntilGone } from './processes.ts';
 import { UNFINISHED_PREFIX } from './templates.ts';
 
 const KILL_DEADLINE_MS = 10_000;

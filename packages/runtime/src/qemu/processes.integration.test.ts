@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type Clock, SILENT_LOG } from '@agentenv/core';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { findProcesses, isRunning, killProcess, processStartTime, waitUntilGone } from '../processes.ts';
 import { createEngineCgroups } from './cgroups.ts';
-import { findProcesses, isRunning, killProcess, processStartTime, waitUntilGone } from './processes.ts';
 
 /** Real time, as processes have no other. */
 const clock: Clock = {

@@ -9,9 +9,9 @@ import type { Backend } from '../backend.ts';
 import { createExec, type Exec } from '../exec.ts';
 import type { NetworkSlots } from '../network/slot.ts';
 import { createNetworkSlots, gatewayNamespacePath } from '../network/slots.ts';
+import { findProcesses } from '../processes.ts';
 import { createQemuBackend, type QemuBackendOptions } from '../qemu/backend.ts';
 import { engineLayout } from '../qemu/engine-host.ts';
-import { findProcesses } from '../qemu/processes.ts';
 import { createFakeInternet, INTERNET } from './fake-internet.ts';
 
 const ARTIFACTS = join(import.meta.dirname, '..', '..', '..', '..', '.aenv', 'artifacts');

@@ -18,9 +18,11 @@ export const REFUSAL = /^(ECONNREFUSED|ECONNRESET|EHOSTUNREACH|EACCES|ENETUNREAC
 /** `device` of `createNetworkSlots` for `enterSlot`: a veth in place of the tap an engine would attach to. */
 export const GUEST_DEVICE: readonly string[] = ['link add tap0 type veth peer name guest0'];
 
+type EnteredSlot = Pick<NetworkSlot, 'networkNamespacePath' | 'release'>;
+
 /** A sandbox without an engine: a namespace with the guest's addresses on the other end of a slot's `tap0`. */
-export interface SlotGuest extends AsyncDisposable {
-  readonly slot: NetworkSlot;
+export interface SlotGuest<Slot extends EnteredSlot = NetworkSlot> extends AsyncDisposable {
+  readonly slot: Slot;
   /** File of its namespace. */
   readonly path: string;
   /** Sends a request and reads the reply; to port 80 HTTP, to port 7 echo. */
@@ -30,15 +32,15 @@ export interface SlotGuest extends AsyncDisposable {
 }
 
 /** Moves into a slot made with `GUEST_DEVICE`; disposing releases the slot. */
-export async function enterSlot({
+export async function enterSlot<Slot extends EnteredSlot>({
   exec,
   slot,
   path,
 }: {
   readonly exec: Exec;
-  readonly slot: NetworkSlot;
+  readonly slot: Slot;
   readonly path: string;
-}): Promise<SlotGuest> {
+}): Promise<SlotGuest<Slot>> {
   const stack = new AsyncDisposableStack();
   stack.defer(() => slot.release());
   try {

@@ -62,6 +62,7 @@ const NO_SLOTS: NetworkSlots = {
   acquire: () => Promise.reject(new Error('the doctor starts no sandbox')),
   adopt: () => Promise.reject(new Error('the doctor takes over no sandbox')),
   removeLeftovers: async () => 0,
+  abandon: async () => {},
   status: () => ({ ready: 0, inUse: 0 }),
   [Symbol.asyncDispose]: async () => {},
 };

@@ -2,6 +2,12 @@ import type { Activation, GuestFile } from '@agentenv/agent';
 import type { LaunchPlan } from './backend.ts';
 import type { GuestAddressing } from './network/slot.ts';
 
+/** Of a generation that goes on as the sandbox it was: the secret alone. */
+export function keptActivation({ channelKey, instanceId }: Pick<LaunchPlan, 'channelKey' | 'instanceId'>): Activation {
+  // An empty host name leaves the guest's alone. Addresses are the same in every slot, so its resolver stays right.
+  return { key: channelKey, generation: instanceId, resetStreams: true, hostname: '', files: [] };
+}
+
 /**
  * The first message of a generation, the same for every backend: identity files, name resolution, channel secret. A
  * generation that goes on as the sandbox it was gets the secret alone.
@@ -13,9 +19,8 @@ export function activationFor(
   guest: GuestAddressing,
 ): Activation {
   const { hostname, sandboxId, templateId } = plan;
-  const fresh = { key: plan.channelKey, generation: plan.instanceId, resetStreams: true };
-  // An empty host name leaves the guest's alone. Addresses are the same in every slot, so its resolver stays right.
-  if (plan.identity === 'kept') return { ...fresh, hostname: '', files: [] };
+  const kept = keptActivation(plan);
+  if (plan.identity === 'kept') return kept;
   const files: GuestFile[] = [
     { path: '/run/e2b/.E2B_SANDBOX', mode: 0o644, content: 'true' },
     { path: '/run/e2b/.E2B_SANDBOX_ID', mode: 0o644, content: sandboxId },
@@ -35,5 +40,5 @@ export function activationFor(
     },
     { path: '/etc/resolv.conf', mode: 0o644, content: `nameserver ${guest.gatewayIpv4}\n` },
   ];
-  return { ...fresh, hostname, files };
+  return { ...kept, hostname, files };
 }

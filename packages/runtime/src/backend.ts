@@ -190,5 +190,10 @@ export interface Backend extends AsyncDisposable {
    * not. A backend that cannot adopt ends all of them.
    */
   reconcile(known: readonly KnownInstance[]): Promise<Reconciliation>;
+  /**
+   * Ends as disposing does, except that running generations are left to the next server as they are. What is under way is
+   * aborted. For a server that cannot start, which must not cost anybody his sandbox.
+   */
+  abandon(): Promise<void>;
   status(): BackendStatus;
 }

@@ -34,16 +34,22 @@ export async function isRunning(identity: ProcessIdentity): Promise<boolean> {
   return (await processStartTime(identity.pid)) === identity.startTime;
 }
 
+/** A process with the argument it was looked for by. */
+export interface FoundProcess extends ProcessIdentity {
+  readonly argument: string;
+}
+
 /** Processes one of whose arguments satisfies `matches`. */
-export async function findProcesses(matches: (argument: string) => boolean): Promise<readonly ProcessIdentity[]> {
-  const found: ProcessIdentity[] = [];
+export async function findProcesses(matches: (argument: string) => boolean): Promise<readonly FoundProcess[]> {
+  const found: FoundProcess[] = [];
   for (const entry of await readdir('/proc')) {
     if (!/^\d+$/.test(entry)) continue;
     const pid = Number(entry);
     const startTime = await processStartTime(pid);
     const commandLine = await readProc(`/proc/${entry}/cmdline`);
     if (startTime === undefined || commandLine === undefined) continue;
-    if (commandLine.split('\0').some(matches)) found.push({ pid, startTime });
+    const argument = commandLine.split('\0').find(matches);
+    if (argument !== undefined) found.push({ pid, startTime, argument });
   }
   return found;
 }

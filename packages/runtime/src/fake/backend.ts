@@ -191,6 +191,9 @@ export function createFakeBackend({
       return { ended: left.length, endedKnown, adopted };
     },
     status: () => ({ pool: { ready: warmed.size, target: warmed.size, hits, misses } }),
+    async abandon() {
+      running.clear();
+    },
     async [Symbol.asyncDispose]() {
       disposed = true;
       await Promise.all([...running.values()].map((sandbox) => sandbox.stop()));

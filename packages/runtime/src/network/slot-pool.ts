@@ -99,8 +99,13 @@ export class SlotPool implements NetworkSlots {
     return left.length;
   }
 
+  abandon(): Promise<void> {
+    this.#disposed ??= this.#end(() => [...this.#ready, ...this.#inUse.values(), ...this.#left.values()]);
+    return this.#disposed;
+  }
+
   [Symbol.asyncDispose](): Promise<void> {
-    this.#disposed ??= this.#shutDown();
+    this.#disposed ??= this.#end(() => [...this.#left.values()]);
     return this.#disposed;
   }
 
@@ -265,16 +270,18 @@ export class SlotPool implements NetworkSlots {
     });
   }
 
-  async #shutDown(): Promise<void> {
+  /** Asked when nothing is under way any more, `leave` answers the slots that stay. */
+  async #end(leave: () => readonly Prepared[]): Promise<void> {
     this.#maintenance[Symbol.dispose]();
     for (const waiter of this.#waiting.splice(0)) {
       waiter.reject(new PlatformError('unavailable', 'the network is shut down'));
     }
     await Promise.all(this.#work);
-    const slots = [...this.#ready.splice(0), ...this.#inUse.values()];
+    const left = leave();
+    const slots = [...this.#ready.splice(0), ...this.#inUse.values()].filter((slot) => !left.includes(slot));
     this.#inUse.clear();
     await Promise.all(slots.map(({ index }) => this.#deps.destroy(index)));
-    await this.#deps.close([...this.#left.values()]);
+    await this.#deps.close(left);
   }
 }
 

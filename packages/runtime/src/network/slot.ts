@@ -40,5 +40,7 @@ export interface NetworkSlots extends AsyncDisposable {
   adopt(index: number, policy: NetworkPolicy): Promise<NetworkSlot>;
   /** Removes the slots of a former server that were not adopted; answers how many. Until then they are left alone. */
   removeLeftovers(): Promise<number>;
+  /** Ends as disposing does, except that every slot and the way out of it stay for the next server. */
+  abandon(): Promise<void>;
   status(): { readonly ready: number; readonly inUse: number };
 }

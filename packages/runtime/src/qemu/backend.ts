@@ -2,7 +2,7 @@ import { availableParallelism } from 'node:os';
 import { type Clock, type Log, PlatformError, type Rng } from '@agentenv/core';
 import { activationFor } from '../activation.ts';
 import type { HostArtifacts } from '../artifacts.ts';
-import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import type { Backend, KnownInstance, LaunchPlan, Reconciliation, RunningSandbox, StoredSnapshot } from '../backend.ts';
 import { createExec } from '../exec.ts';
 import { assertBootable, assertRestorable } from '../fingerprint.ts';
 import { GUEST_ADDRESSING } from '../network/addressing.ts';
@@ -12,11 +12,13 @@ import { BACKEND_NAME } from './capture.ts';
 import { createEngineCgroups } from './cgroups.ts';
 import { createClockKeeper } from './clock-keeper.ts';
 import { type EngineHost, engineLayout, makeLayout } from './engine-host.ts';
+import { readIdentity } from './engine-identity.ts';
 import { createGate } from './gate.ts';
 import { holdEventLoop } from './hold-event-loop.ts';
 import { hostFault } from './host-fault.ts';
-import { removeLeftovers } from './leftovers.ts';
+import { findEngines, removeLeftovers } from './leftovers.ts';
 import {
+  adoptMachine,
   bootMachine,
   type Machine,
   type MachineDeps,
@@ -28,7 +30,7 @@ import { watchMemory } from './memory-pressure.ts';
 import { createMemoryThread } from './memory-thread.ts';
 import { type AcceleratorChoice, probeHost, probeKvm, readEngineVersion } from './probe.ts';
 import { type Accelerator, engineFingerprint } from './qemu-args.ts';
-import { createRunningVm } from './running-vm.ts';
+import { createRunningVm, type RunningVm, type RunningVmDeps } from './running-vm.ts';
 import { createSnapshotIntegrity } from './snapshot-integrity.ts';
 import { createTemplates, type Templates } from './templates.ts';
 import { cachedTscKhz, measureTscKhz, readCpuModel } from './tsc.ts';
@@ -88,7 +90,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
   const gate = createGate(Math.max(2, availableParallelism() * STARTS_PER_CORE));
   const stopping = new AbortController();
   const pools = new Map<string, WarmPool>();
-  const running = new Set<RunningSandbox>();
+  const running = new Set<RunningVm>();
   const underWay = new Set<Promise<unknown>>();
   const formerPools = { hits: 0, misses: 0 };
   let unpooledMisses = 0;
@@ -149,6 +151,11 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     signal: AbortSignal | undefined,
   ): Promise<RunningSandbox> {
     await machine.agent.activate(activationFor(plan, machine.slot.guest), signal);
+    return hold(host, machine, plan);
+  }
+
+  /** The machine is this server's from now on. */
+  function hold(host: EngineHost, machine: Machine, plan: RunningVmDeps['plan']): RunningVm {
     const sandbox = createRunningVm({
       ...{ host, machine, plan, exec, clocks },
       onCaptured: (snapshot) => integrity.trust(snapshot),
@@ -156,6 +163,38 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     });
     running.add(sandbox);
     return sandbox;
+  }
+
+  /** The machine goes on as this server's; undefined when it cannot, and then something of it may be left. */
+  async function adopt(deps: Ready, known: KnownInstance): Promise<RunningVm | undefined> {
+    const { instanceId, sandboxId } = known;
+    try {
+      const identity = readIdentity(known.identity);
+      if (identity === undefined) throw new PlatformError('not_found', 'the record says too little of its engine');
+      if (identity.instanceId !== instanceId) throw new PlatformError('conflict', 'the record names another engine');
+      return hold(deps.host, await adoptMachine(deps, known, identity), known);
+    } catch (caught) {
+      const error = PlatformError.fromUnknown(caught);
+      log.warn({ sandbox: sandboxId, error }, 'a sandbox of a former server cannot go on');
+      return undefined;
+    }
+  }
+
+  async function reconcile(known: readonly KnownInstance[]): Promise<Reconciliation> {
+    const deps = await onHost();
+    const found = await findEngines(deps.host.layout);
+    const wanted = known.filter((instance) => instance.wanted === 'running');
+    const adopted = (await Promise.all(wanted.map((instance) => adopt(deps, instance)))).filter(
+      (vm) => vm !== undefined,
+    );
+    const spared = new Set(adopted.map(({ identity }) => String(identity.name)));
+    await removeLeftovers(deps.host, spared);
+    await slots.removeLeftovers();
+    const ended = new Set([...found.keys()].filter((name) => !spared.has(name)));
+    const endedKnown = known.filter(({ instanceId, identity }) => {
+      return identity?.instanceId === instanceId && ended.has(String(identity.name));
+    });
+    return { ended: ended.size, endedKnown: endedKnown.map(({ instanceId }) => instanceId), adopted };
   }
 
   function foreground(): Disposable {
@@ -251,6 +290,22 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     for (const directory of await integrity.sweep()) await closePool(directory);
   }
 
+  /** Ends everything that is nobody's; what is somebody's is left to `leave`. */
+  async function end(leave: (sandbox: RunningVm) => Promise<void>): Promise<void> {
+    if (stopping.signal.aborted) return;
+    using _alive = holdEventLoop();
+    stopping.abort(new PlatformError('unavailable', 'the server is shutting down'));
+    pressure[Symbol.dispose]();
+    sweepTimer?.[Symbol.dispose]();
+    await Promise.all([...pools.keys()].map(closePool));
+    const settled = await ready?.catch(() => undefined);
+    await Promise.all([...underWay, settled?.templates.settled()]);
+    await Promise.all([...running].map(leave));
+    await clocks[Symbol.asyncDispose]();
+    await settled?.host.cgroups.removeParents();
+    await memory[Symbol.asyncDispose]();
+  }
+
   const pressure = watchMemory({
     clock,
     log,
@@ -323,10 +378,9 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       };
       return track(launch(plan, signal, restored));
     },
-    async reconcile() {
+    async reconcile(known) {
       using _alive = holdEventLoop();
-      const { host } = await onHost();
-      return { ended: await removeLeftovers(host), endedKnown: [], adopted: [] };
+      return track(reconcile(known));
     },
     status() {
       const sum: PoolStatus = {
@@ -348,20 +402,11 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
         ),
       };
     },
+    async abandon() {
+      await end((sandbox) => sandbox.abandon());
+    },
     async [Symbol.asyncDispose]() {
-      if (stopping.signal.aborted) return;
-      using _alive = holdEventLoop();
-      stopping.abort(new PlatformError('unavailable', 'the server is shutting down'));
-      pressure[Symbol.dispose]();
-      sweepTimer?.[Symbol.dispose]();
-      await Promise.all([...pools.keys()].map(closePool));
-      const templates = (await ready?.catch(() => undefined))?.templates;
-      await Promise.all([...underWay, templates?.settled()]);
-      await Promise.all([...running].map((sandbox) => sandbox.stop()));
-      await clocks[Symbol.asyncDispose]();
-      const host = (await ready?.catch(() => undefined))?.host;
-      await host?.cgroups.removeParents();
-      await memory[Symbol.asyncDispose]();
+      await end((sandbox) => sandbox.stop());
     },
   };
 }

@@ -6,8 +6,8 @@ import type { Exec } from '../exec.ts';
 import { type CapturedFile, saveDevices, saveDisk, saveMemory } from './capture-parts.ts';
 import type { Engine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
+import type { MachineOrigin } from './engine-identity.ts';
 import { hostFault } from './host-fault.ts';
-import type { SnapshotFiles } from './snapshot-files.ts';
 import { digestArtifact } from './snapshot-integrity.ts';
 
 export const BACKEND_NAME = 'qemu';
@@ -22,7 +22,9 @@ export interface CaptureSource {
   readonly resources: Resources;
   readonly rootfs: RootFilesystem;
   /** What the engine was started on: the capture holds what differs from it. Undefined: a capture of everything. */
-  readonly origin: SnapshotFiles | undefined;
+  readonly origin: MachineOrigin | undefined;
+  /** Of the engine. */
+  readonly fingerprint: Readonly<Record<string, string>>;
   /** Key with which the captured guest answers its first resync. */
   readonly channelKey: Uint8Array;
   /** Called once everything is copied, before it is on the platter: from then on the guest may go on. */
@@ -97,7 +99,7 @@ export async function captureEngine(
     const manifest: SnapshotManifest = {
       formatVersion: 1,
       backend: BACKEND_NAME,
-      fingerprint: host.fingerprint,
+      fingerprint: source.fingerprint,
       resources,
       ...(settledState === undefined ? {} : { vmState: settledState }),
       ...(settledMemory === undefined ? {} : { memory: settledMemory }),

@@ -19,7 +19,7 @@ async function makeHarness(): Promise<BackendHarness> {
     resources: { vcpus: 2, memoryMB: 512, diskSizeMB: 4_096 },
     internetHost: INTERNET.web,
     deadlineMs: 15_000,
-    adopts: false,
+    adopts: true,
     emptyDirectory: world.emptyDirectory,
     async provoke({ identity, agent }: RunningSandbox, end) {
       if (end === 'engine-died') process.kill(Number(identity.pid), 'SIGKILL');
@@ -29,7 +29,10 @@ async function makeHarness(): Promise<BackendHarness> {
       const attempt = ['timeout', '5', 'bash', '-c', `: >/dev/tcp/${INTERNET.web}/80`];
       return (await runInGuest(agent, attempt)).code === 0;
     },
-    crash: async () => world.open(),
+    async crash() {
+      await world.crash();
+      return world.open();
+    },
     leftovers: world.leftovers,
     [Symbol.asyncDispose]: () => world[Symbol.asyncDispose](),
   };

@@ -41,34 +41,52 @@ export interface DiskChainOptions {
   /** Directory of root's, with the layers the engine was started on. */
   readonly layerDirectory: string;
   readonly base: string;
-  readonly layers: readonly SnapshotArtifact[];
+  readonly layers: readonly FrozenLayer[];
   readonly owner: number;
   /** Virtual size of the disk. */
   readonly bytes: number;
+  /** The overlay in use; that of a fresh engine unless given. */
+  readonly overlay?: Overlay;
 }
 
-/** Takes a file out of the reach of its engine. One that was swapped for something else is refused. */
-async function confiscate(path: string, target: string, owner: number): Promise<void> {
-  await rename(path, target);
-  const { mode, uid, nlink } = await lstat(target);
-  if ((mode & constants.S_IFMT) !== constants.S_IFREG || uid !== owner || nlink !== 1) {
+/** The writable end of a chain. */
+export interface Overlay {
+  readonly node: string;
+  /** File in the engine's own directory. */
+  readonly image: string;
+  /** Overlays made so far beside the first; the next gets a higher number. */
+  readonly made: number;
+}
+
+export const overlayNode = (number: number): string => (number === 0 ? UPPER_NODE : `${UPPER_NODE}-${number}`);
+export const overlayImage = (number: number): string => (number === 0 ? UPPER_IMAGE : `${UPPER_NODE}-${number}.qcow2`);
+
+/** Makes a file that was taken from its engine root's; twice is as good as once. One that was swapped is refused. */
+export async function secureLayer(path: string, owner: number): Promise<void> {
+  const { mode, uid, nlink } = await lstat(path);
+  if (uid === 0 && (mode & 0o777) === LAYER_MODE) return;
+  if ((mode & constants.S_IFMT) !== constants.S_IFREG || ![0, owner].includes(uid) || nlink !== 1) {
     throw new PlatformError('create_failed', 'the disk of the sandbox is not what it was');
   }
-  await chown(target, 0, 0);
-  await chmod(target, LAYER_MODE);
+  await chown(path, 0, 0);
+  await chmod(path, LAYER_MODE);
+}
+
+/** Takes a file out of the reach of its engine. */
+export async function confiscate(path: string, target: string, owner: number): Promise<void> {
+  await rename(path, target);
+  await secureLayer(target, owner);
 }
 
 export function createDiskChain(options: DiskChainOptions): DiskChain {
   const { qmp, instance, layerDirectory, owner, bytes } = options;
-  const layers: FrozenLayer[] = options.layers.map((known) => ({ path: known.path, known }));
-  let node: string = UPPER_NODE;
-  let image: string = UPPER_IMAGE;
-  let overlays = 0;
+  const layers: FrozenLayer[] = [...options.layers];
+  let { node, image, made } = options.overlay ?? { node: overlayNode(0), image: overlayImage(0), made: 0 };
   let broken = false;
 
   async function addOverlay(): Promise<{ readonly node: string; readonly image: string }> {
-    overlays++;
-    const added = { node: `${UPPER_NODE}-${overlays}`, image: `${UPPER_NODE}-${overlays}.qcow2` };
+    made++;
+    const added = { node: overlayNode(made), image: overlayImage(made) };
     await createOverlay(join(instance, added.image), bytes, owner);
     const cache = { 'no-flush': true };
     await qmp.execute('blockdev-add', {

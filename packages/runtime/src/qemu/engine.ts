@@ -4,10 +4,11 @@ import { join } from 'node:path';
 import { type Clock, PlatformError, type Resources, type SnapshotArtifact } from '@agentenv/core';
 import type { RuntimeEnd } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
-import { type ProcessIdentity, processStartTime } from '../processes.ts';
+import { processStartTime } from '../processes.ts';
 import { createDiskChain, type DiskChain } from './disk-chain.ts';
 import { watchEnd } from './engine-end.ts';
-import { type EngineHost, SHORT_NAME_LENGTH } from './engine-host.ts';
+import { type EngineHost, type EngineLayout, SHORT_NAME_LENGTH } from './engine-host.ts';
+import type { EngineIdentity } from './engine-identity.ts';
 import { type EngineProcess, startEngineProcess } from './engine-process.ts';
 import { createOverlay } from './qcow2.ts';
 import {
@@ -55,15 +56,10 @@ export interface EngineRequest {
   readonly files: EngineFiles;
 }
 
-/** Facts with which a later server finds exactly this engine. */
-export interface EngineIdentity extends ProcessIdentity {
-  readonly name: string;
-  readonly uuid: string;
-  readonly [key: string]: unknown;
-}
-
 /** A QEMU process of our own: alive until `ended`. Disposing kills it at once and leaves no trace of it. */
 export interface Engine extends AsyncDisposable {
+  /** Lets go of it; it runs on. */
+  abandon(): Promise<void>;
   readonly identity: EngineIdentity;
   readonly qmp: Qmp;
   /** Uid and gid of the process. */
@@ -141,11 +137,27 @@ function launcherArguments(
   ];
 }
 
-interface EngineDirectories {
+interface OwnDirectories {
   readonly sockets: string;
   readonly instance: string;
   /** Of root's: names of what the engine was started on, which so outlives the snapshot it belongs to. */
   readonly lower: string;
+}
+
+/** The directories of the engine with that short name, removed by `undo`, whether they exist or not. */
+export function ownDirectories(layout: EngineLayout, short: string, undo: AsyncDisposableStack): OwnDirectories {
+  const directories = {
+    sockets: join(layout.sockets, short),
+    instance: join(layout.instances, short),
+    lower: join(layout.layers, short),
+  };
+  for (const directory of Object.values(directories)) {
+    undo.defer(() => rm(directory, { recursive: true, force: true }));
+  }
+  return directories;
+}
+
+interface EngineDirectories extends OwnDirectories {
   readonly layers: readonly SnapshotArtifact[];
   readonly disk: string;
   /** The file to be mapped. */
@@ -159,15 +171,11 @@ async function makeFiles(
   short: string,
   undo: AsyncDisposableStack,
 ): Promise<EngineDirectories> {
-  const sockets = join(layout.sockets, short);
-  const instance = join(layout.instances, short);
+  const { sockets, instance, lower } = ownDirectories(layout, short, undo);
   for (const directory of [sockets, instance]) {
-    undo.defer(() => rm(directory, { recursive: true, force: true }));
     await mkdir(directory, { mode: 0o700 });
     await chown(directory, slot.uid, slot.uid);
   }
-  const lower = join(layout.layers, short);
-  undo.defer(() => rm(lower, { recursive: true, force: true }));
   await mkdir(lower, { mode: 0o700 });
   const layers: SnapshotArtifact[] = [];
   for (const [index, layer] of files.diskLayers.entries()) {
@@ -246,7 +254,7 @@ export async function startEngine(host: EngineHost, request: EngineRequest, sign
   const ended = watchEnd({ qmp, exited, tail, clock, log: host.log.child({ engine: name }) });
   const release = undo.move();
   return {
-    identity: { pid, startTime, name, uuid },
+    identity: { pid, startTime, name, uuid, mapped, diskBase: directories.disk },
     qmp,
     uid: slot.uid,
     agentSocket: join(directories.sockets, AGENT_SOCKET),
@@ -254,9 +262,13 @@ export async function startEngine(host: EngineHost, request: EngineRequest, sign
     mapped,
     disk: createDiskChain({
       ...{ qmp, instance: directories.instance, layerDirectory: directories.lower, base: directories.disk },
-      ...{ layers: directories.layers, owner: slot.uid, bytes: resources.diskSizeMB * MIB },
+      layers: directories.layers.map((known) => ({ path: known.path, known })),
+      ...{ owner: slot.uid, bytes: resources.diskSizeMB * MIB },
     }),
     ended,
+    async abandon() {
+      await qmp[Symbol.asyncDispose]();
+    },
     [Symbol.asyncDispose]: () => release.disposeAsync(),
   };
 }
@@ -270,7 +282,7 @@ function uuidOf(bytes: Uint8Array): string {
   return [hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20), hex.slice(20)].join('-');
 }
 
-async function connectQmp(path: string, clock: Clock, signal: AbortSignal | undefined): Promise<Qmp> {
+export async function connectQmp(path: string, clock: Clock, signal: AbortSignal | undefined): Promise<Qmp> {
   const deadline = clock.monotonic() + START_DEADLINE_MS;
   for (;;) {
     signal?.throwIfAborted();

@@ -1,13 +1,16 @@
 import { stat } from 'node:fs/promises';
 import { type Agent, createAgent, createUnixSocketEndpoint } from '@agentenv/agent';
 import { type NetworkPolicy, PlatformError, type Resources } from '@agentenv/core';
-import type { RootFilesystem, RuntimeEnd, SlotCalls, StartAdvice, StoredSnapshot } from '../backend.ts';
+import { keptActivation } from '../activation.ts';
+import type { KnownInstance, RootFilesystem, RuntimeEnd, SlotCalls, StartAdvice, StoredSnapshot } from '../backend.ts';
 import type { Exec } from '../exec.ts';
 import type { NetworkSlot, NetworkSlots } from '../network/slot.ts';
-import { createSlotVisit } from '../slot-visit.ts';
+import { createSlotVisit, type SlotVisit } from '../slot-visit.ts';
+import { adoptEngine } from './adopt-engine.ts';
 import { emptyDisk } from './empty-disk.ts';
 import { type Engine, startEngine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
+import type { MachineIdentity, MachineOrigin } from './engine-identity.ts';
 import { kernelCommandLine } from './qemu-args.ts';
 import { restoreEngine } from './restore-engine.ts';
 import { diskFiles, type SnapshotFiles, snapshotFiles } from './snapshot-files.ts';
@@ -17,6 +20,8 @@ const UNBORN_KEY = new Uint8Array(16);
 /** A boot on a loaded host; a quiet one needs two seconds. */
 const BOOT_DEADLINE_MS = 90_000;
 const RESTORE_DEADLINE_MS = 30_000;
+/** A guest that runs answers at once; many at a time on a loaded host take their turns. */
+const ADOPTION_DEADLINE_MS = 15_000;
 /** The channel and the engine end together; which was seen first says nothing, so the engine gets this long to report. */
 const ENGINE_REPORT_MS = 1_000;
 
@@ -36,7 +41,11 @@ export interface Machine extends AsyncDisposable {
   readonly resources: Resources;
   readonly rootfs: RootFilesystem;
   /** What it was started on; without memory where it was booted, undefined when on an empty disk. */
-  readonly origin: SnapshotFiles | undefined;
+  readonly origin: MachineOrigin | undefined;
+  /** Of its engine. */
+  readonly fingerprint: Readonly<Record<string, string>>;
+  /** Lets go of it; the guest runs on in its slot. */
+  abandon(): Promise<void>;
   /** The guest or its engine ended, or its channel was lost while the engine went on. */
   readonly ended: Promise<RuntimeEnd>;
 }
@@ -101,7 +110,7 @@ interface MachinePlan {
   readonly resources: Resources;
   readonly use: MachineUse;
   readonly rootfs: RootFilesystem;
-  readonly origin: SnapshotFiles | undefined;
+  readonly origin: MachineOrigin | undefined;
   readonly start: (slot: NetworkSlot, advice: StartAdvice) => Promise<Engine>;
   /** Lets the guest run, where it does not by itself. */
   readonly go: (engine: Engine, signal: AbortSignal) => Promise<unknown>;
@@ -127,15 +136,31 @@ async function assemble(deps: MachineDeps, plan: MachinePlan, signal: AbortSigna
     return connecting;
   });
   undo.use(agent);
-  const release = undo.move();
+  const { resources, rootfs, origin } = plan;
+  const facts = { resources, rootfs, origin, fingerprint: host.fingerprint };
+  return machineOf({ host, slot, visit, engine, agent, facts, release: undo.move() });
+}
+
+function machineOf(parts: {
+  readonly host: EngineHost;
+  readonly slot: NetworkSlot;
+  readonly visit: SlotVisit;
+  readonly engine: Engine;
+  readonly agent: Agent;
+  readonly facts: Pick<Machine, 'resources' | 'rootfs' | 'origin' | 'fingerprint'>;
+  readonly release: AsyncDisposableStack;
+}): Machine {
+  const { host, slot, visit, engine, agent, facts, release } = parts;
   return {
     engine,
     slot,
     prepareSlot: (later, aborted) => visit.begin(later, slot, aborted),
     agent,
-    resources: plan.resources,
-    rootfs: plan.rootfs,
-    origin: plan.origin,
+    ...facts,
+    async abandon() {
+      await agent[Symbol.asyncDispose]();
+      await engine.abandon();
+    },
     ended: endOf(host, engine, agent),
     [Symbol.asyncDispose]: () => release.disposeAsync(),
   };
@@ -220,4 +245,37 @@ export async function restoreMachine(
     },
     signal,
   );
+}
+
+/**
+ * Takes over the machine of a former server: its guest runs afterwards, even if it was stopped for a capture. Rejects when
+ * it cannot go on; what is left of it then is removed with the other leftovers.
+ */
+export async function adoptMachine(
+  { host, slots }: MachineDeps,
+  known: KnownInstance,
+  identity: MachineIdentity,
+): Promise<Machine> {
+  const { resources, network, channelKey: key } = known;
+  const { rootfs, origin, fingerprint } = identity;
+  await using undo = new AsyncDisposableStack();
+  const slot = await slots.adopt(identity.slot, network);
+  undo.defer(() => slot.release());
+  if (slot.uid !== identity.uid || slot.hostInteractionIp !== identity.hostInteractionIp) {
+    throw new PlatformError('conflict', 'the addresses or users of network slots were configured differently then');
+  }
+  const visit = createSlotVisit();
+  undo.defer(() => visit.end());
+  const engine = undo.use(await adoptEngine(host, { identity, resources }));
+  const agent = await whileRunning(engine, undefined, async (running) => {
+    await engine.qmp.execute('cont', {}, {}, running);
+    return connectAgent(host, engine, slot, { key, deadlineMs: ADOPTION_DEADLINE_MS }, running);
+  });
+  undo.use(agent);
+  // One that was quiesced for a capture thaws only now.
+  await agent.activate({ ...keptActivation(known), resetStreams: false });
+  // Only what goes on is told of its end by this server.
+  visit.takeOver(known);
+  const facts = { resources, rootfs, origin, fingerprint };
+  return machineOf({ host, slot, visit, engine, agent, facts, release: undo.move() });
 }

@@ -1,10 +1,11 @@
-import { type CaptureKind, PlatformError } from '@agentenv/core';
-import { activationFor } from '../activation.ts';
+import { type CaptureKind, type InstanceId, PlatformError } from '@agentenv/core';
+import { keptActivation } from '../activation.ts';
 import type { CapturedSnapshot, LaunchPlan, RunningSandbox, RuntimeEnd, StoredSnapshot } from '../backend.ts';
 import type { Exec } from '../exec.ts';
-import { captureEngine } from './capture.ts';
+import { BACKEND_NAME, captureEngine } from './capture.ts';
 import type { ClockKeeper } from './clock-keeper.ts';
 import type { EngineHost } from './engine-host.ts';
+import type { MachineIdentity } from './engine-identity.ts';
 import type { Machine } from './machine.ts';
 
 /** Time a quiesced guest waits for its capture before it goes on by itself. */
@@ -15,7 +16,7 @@ type Phase = 'running' | 'frozen' | 'held' | 'ended';
 export interface RunningVmDeps {
   readonly host: EngineHost;
   readonly machine: Machine;
-  readonly plan: LaunchPlan;
+  readonly plan: Pick<LaunchPlan, 'sandboxId' | 'instanceId' | 'channelKey'>;
   readonly exec: Exec;
   readonly clocks: ClockKeeper;
   /** A capture this server made itself. */
@@ -24,8 +25,25 @@ export interface RunningVmDeps {
   readonly onGone: () => void;
 }
 
+export interface RunningVm extends RunningSandbox {
+  /** Lets go of it; the guest runs on for the next server. */
+  abandon(): Promise<void>;
+}
+
+function identityOf(instanceId: InstanceId, machine: Machine): MachineIdentity {
+  const { engine, slot, rootfs, origin, fingerprint } = machine;
+  return {
+    ...engine.identity,
+    backend: BACKEND_NAME,
+    instanceId,
+    slot: slot.index,
+    ...{ uid: slot.uid, hostInteractionIp: slot.hostInteractionIp, rootfs, fingerprint },
+    origin: origin === undefined ? undefined : { memory: origin.memory, disk: origin.disk },
+  };
+}
+
 /** A virtual machine as somebody's sandbox. Whoever ends it, its resources are released at once. */
-export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
+export function createRunningVm(deps: RunningVmDeps): RunningVm {
   const { host, machine, plan, exec } = deps;
   const { engine, agent, slot } = machine;
   const log = host.log.child({ sandbox: plan.sandboxId, engine: engine.identity.name });
@@ -33,6 +51,7 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
   let phase: Phase = 'running';
   /** A capture of a guest that goes on already is still being written. */
   let settling = false;
+  let abandoned = false;
   /** When a capture last stopped the frozen guest. */
   let stoppedAt = 0;
   let releasing: Promise<void> | undefined;
@@ -68,7 +87,7 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
   }
 
   void machine.ended
-    .then((how) => finish(how))
+    .then((how) => (abandoned ? undefined : finish(how)))
     .catch((error: unknown) => {
       log.error({ error }, 'the resources of an ended sandbox could not be released');
     });
@@ -77,7 +96,7 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
   async function goOn(): Promise<void> {
     await engine.qmp.execute('cont');
     // It is who it was: files its owner may have changed since are left alone.
-    await agent.activate({ ...activationFor({ ...plan, identity: 'kept' }, slot.guest), resetStreams: false });
+    await agent.activate({ ...keptActivation(plan), resetStreams: false });
   }
 
   /** Lets the guest go on after a failed capture and answers its error; one that cannot go on is of no use to anybody. */
@@ -103,8 +122,8 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
     else await agent.quiesce(QUIESCE_LEASE_MS, signal);
     stoppedAt = host.clock.monotonic();
     await engine.qmp.execute('stop', {}, {}, signal);
-    const { resources, rootfs, origin } = machine;
-    const source = { contents, engine, resources, rootfs, origin, channelKey: plan.channelKey };
+    const { resources, rootfs, origin, fingerprint } = machine;
+    const source = { contents, engine, resources, rootfs, origin, fingerprint, channelKey: plan.channelKey };
     const early = onCopied === undefined ? {} : { onCopied };
     return captureEngine(host, { ...source, ...early }, directory, exec, signal);
   }
@@ -133,9 +152,9 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
     }
   }
 
-  const sandbox: RunningSandbox = {
+  const sandbox: RunningVm = {
     instanceId: plan.instanceId,
-    identity: { ...engine.identity, backend: 'qemu', slot: slot.index },
+    identity: identityOf(plan.instanceId, machine),
     agent,
     ended: end.promise,
     async freeze() {
@@ -166,6 +185,12 @@ export function createRunningVm(deps: RunningVmDeps): RunningSandbox {
     async applyNetwork(policy, signal) {
       if (phase === 'ended') throw new PlatformError('sandbox_unavailable', 'the sandbox has ended');
       await slot.applyPolicy(policy, signal);
+    },
+    async abandon() {
+      if (phase === 'ended') return;
+      abandoned = true;
+      clock[Symbol.dispose]();
+      await machine.abandon();
     },
     stop: () => finish({ reason: 'stopped', detail: 'stopped by the server' }),
     [Symbol.asyncDispose]: () => sandbox.stop(),

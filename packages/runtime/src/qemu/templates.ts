@@ -74,7 +74,10 @@ export function createTemplates(deps: TemplatesDeps): Templates {
     await engine.qmp.execute('stop', {}, {}, stopping);
     const { manifest } = await captureEngine(
       host,
-      { contents: 'full', engine, resources, rootfs, origin: undefined, channelKey: activation.key },
+      {
+        ...{ contents: 'full', engine, resources, rootfs, origin: undefined },
+        ...{ fingerprint: host.fingerprint, channelKey: activation.key },
+      },
       unfinished,
       exec,
       stopping,

@@ -9,9 +9,10 @@ import type { Backend } from '../backend.ts';
 import { createExec, type Exec } from '../exec.ts';
 import type { NetworkSlots } from '../network/slot.ts';
 import { createNetworkSlots, gatewayNamespacePath } from '../network/slots.ts';
-import { findProcesses } from '../processes.ts';
+import { killProcess, waitUntilGone } from '../processes.ts';
 import { createQemuBackend, type QemuBackendOptions } from '../qemu/backend.ts';
 import { engineLayout } from '../qemu/engine-host.ts';
+import { findEngines } from '../qemu/leftovers.ts';
 import { createFakeInternet, INTERNET } from './fake-internet.ts';
 
 const ARTIFACTS = join(import.meta.dirname, '..', '..', '..', '..', '.aenv', 'artifacts');
@@ -22,10 +23,13 @@ export interface QemuWorld extends AsyncDisposable {
   readonly artifacts: HostArtifacts;
   readonly home: string;
   readonly runtimeDir: string;
+  /** Of the server of now. */
   readonly slots: NetworkSlots;
   readonly exec: Exec;
   /** A backend on this host, as a server would make it; ended with the world. */
   open(options?: Partial<QemuBackendOptions>): Backend;
+  /** Lets go of every backend and of the network as if their server had been killed; the next server opens both anew. */
+  crash(): Promise<void>;
   emptyDirectory(): Promise<string>;
   /** Processes, directories, groups and slots that generations use, one line each. */
   leftovers(): Promise<readonly string[]>;
@@ -64,35 +68,56 @@ export async function createQemuWorld(options: QemuWorldOptions = {}): Promise<Q
         await exec({ argv: ['umount', home], deadlineMs: 30_000 });
       });
     }
-    const slots = await createNetworkSlots({
-      ...{ runtimeDir, prefix: PREFIX, exec, clock, log, uplink: 'none' },
-      dnsServers: [INTERNET.dns],
-      alwaysDeniedCidrs: DEFAULT_ALWAYS_DENIED,
-      uidBase: 62_000,
-      pool: { low: 1, high: 2 },
-      hostAddresses: () => [INTERNET.hostPublic],
+    const openSlots = () =>
+      createNetworkSlots({
+        ...{ runtimeDir, prefix: PREFIX, exec, clock, log, uplink: 'none' },
+        dnsServers: [INTERNET.dns],
+        alwaysDeniedCidrs: DEFAULT_ALWAYS_DENIED,
+        uidBase: 62_000,
+        pool: { low: 1, high: 2 },
+        hostAddresses: () => [INTERNET.hostPublic],
+      });
+    const layout = engineLayout(home, runtimeDir);
+    let slots = await openSlots();
+    stack.defer(async () => {
+      // Of a crash that nobody put in order.
+      for (const engine of (await findEngines(layout)).values()) {
+        await killProcess(engine);
+        await waitUntilGone(engine, clock, 10_000);
+      }
+      await slots.removeLeftovers();
+      await slots[Symbol.asyncDispose]();
     });
-    stack.use(slots);
     const behind = gatewayNamespacePath({ runtimeDir, prefix: PREFIX });
     stack.use(await createFakeInternet({ exec, path: join(runtimeDir, 'netns', 'internet'), behind }));
-    const backends = stack.use(new AsyncDisposableStack());
-    const layout = engineLayout(home, runtimeDir);
+    const backends: Backend[] = [];
+    stack.defer(async () => {
+      await Promise.all(backends.map((backend) => backend[Symbol.asyncDispose]()));
+    });
     return {
-      ...{ artifacts, home, runtimeDir, slots, exec },
+      ...{ artifacts, home, runtimeDir, exec },
+      get slots() {
+        return slots;
+      },
       open(overrides = {}) {
         const rng = { bytes: (length: number) => randomBytes(length) };
-        return backends.use(
-          createQemuBackend({
-            ...{ artifacts, home, runtimeDir, slots, clock, rng, log },
-            accelerator: 'auto',
-            pool: { low: 0, high: 0 },
-            ...overrides,
-          }),
-        );
+        const backend = createQemuBackend({
+          ...{ artifacts, home, runtimeDir, slots, clock, rng, log },
+          accelerator: 'auto',
+          pool: { low: 0, high: 0 },
+          ...overrides,
+        });
+        backends.push(backend);
+        return backend;
+      },
+      async crash() {
+        await Promise.all(backends.splice(0).map((backend) => backend.abandon()));
+        await slots.abandon();
+        slots = await openSlots();
       },
       emptyDirectory: () => mkdtemp(join(root, 'capture-')),
       async leftovers() {
-        const engines = await findProcesses((argument) => argument.startsWith(`guest=${layout.namePrefix}`));
+        const engines = [...(await findEngines(layout)).values()];
         const groups = await Promise.all(
           ['cpu', 'memory', '.'].map((name) => entries(join('/sys/fs/cgroup', name, 'aenv'))),
         );

@@ -1,0 +1,71 @@
+import { rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { PlatformError, type Resources } from '@agentenv/core';
+import { isRunning, killProcess, waitUntilGone } from '../processes.ts';
+import { createDiskChain } from './disk-chain.ts';
+import { connectQmp, type Engine, ownDirectories } from './engine.ts';
+import { watchEnd } from './engine-end.ts';
+import type { EngineHost } from './engine-host.ts';
+import type { MachineIdentity } from './engine-identity.ts';
+import { findDiskChain } from './find-disk-chain.ts';
+import { AGENT_SOCKET, DEVICE_STATE, QMP_SOCKET } from './qemu-args.ts';
+import type { Qmp } from './qmp.ts';
+import { isFields } from './qmp-events.ts';
+
+const MIB = 1024 * 1024;
+const KILL_DEADLINE_MS = 10_000;
+/** `query-status` of a guest that runs, or was stopped by its server and can go on (qapi `RunState`). */
+const ALIVE = ['running', 'paused'];
+
+async function requireAlive(qmp: Qmp): Promise<void> {
+  const answer = await qmp.execute('query-status');
+  const status = isFields(answer) ? String(answer.status) : 'unknown';
+  if (!ALIVE.includes(status)) throw new PlatformError('sandbox_unavailable', `the guest is not alive: ${status}`);
+}
+
+/**
+ * Takes over the running engine of a former server; its guest is left as it is, running or stopped. Rejects when it is
+ * gone or cannot go on; nothing of it is left then.
+ */
+export async function adoptEngine(
+  host: EngineHost,
+  { identity, resources }: { readonly identity: MachineIdentity; readonly resources: Resources },
+): Promise<Engine> {
+  const { clock, layout } = host;
+  const { pid, startTime, name, uuid, mapped, diskBase, uid } = identity;
+  if (!(await isRunning(identity))) throw new PlatformError('sandbox_unavailable', 'its engine is gone');
+  const log = host.log.child({ engine: name });
+  await using undo = new AsyncDisposableStack();
+  const { sockets, instance, lower } = ownDirectories(layout, name.slice(layout.namePrefix.length), undo);
+  undo.defer(() => host.cgroups.remove(name));
+  undo.defer(async () => {
+    await killProcess(identity);
+    await waitUntilGone(identity, clock, KILL_DEADLINE_MS);
+  });
+  const qmp = undo.use(await connectQmp(join(sockets, QMP_SOCKET), clock, undefined));
+  await requireAlive(qmp);
+  const { layers, overlay } = await findDiskChain({ qmp, instance, layerDirectory: lower, owner: uid });
+  // Of a capture that was not finished.
+  await rm(join(instance, DEVICE_STATE), { force: true });
+  // It is not our child: its end shows at its control socket.
+  const { promise: exited } = Promise.withResolvers<string>();
+  const ended = watchEnd({ qmp, exited, tail: () => '', clock, log });
+  const release = undo.move();
+  return {
+    identity: { pid, startTime, name, uuid, mapped, diskBase },
+    qmp,
+    uid,
+    agentSocket: join(sockets, AGENT_SOCKET),
+    directory: instance,
+    mapped,
+    disk: createDiskChain({
+      ...{ qmp, instance, layerDirectory: lower, base: diskBase, layers, overlay },
+      ...{ owner: uid, bytes: resources.diskSizeMB * MIB },
+    }),
+    ended,
+    async abandon() {
+      await qmp[Symbol.asyncDispose]();
+    },
+    [Symbol.asyncDispose]: () => release.disposeAsync(),
+  };
+}

@@ -19,6 +19,8 @@ export interface HostBackend extends AsyncDisposable {
   readonly backend: Backend;
   readonly templates: readonly TemplateSource[];
   slots(): { readonly ready: number; readonly inUse: number };
+  /** Ends as disposing does, except that running sandboxes are left to the next server. */
+  abandon(): Promise<void>;
 }
 
 export interface HostBackendDependencies {
@@ -54,6 +56,7 @@ async function openFake({ config, clock, log }: HostBackendDependencies): Promis
     backend,
     templates: [{ name: 'base', rootfs: { path: '/fake/base', digest: 'fake' }, resources: resources(config) }],
     slots: () => ({ ready: 0, inUse: 0 }),
+    abandon: () => backend.abandon(),
     [Symbol.asyncDispose]: () => backend[Symbol.asyncDispose](),
   };
 }
@@ -97,6 +100,10 @@ async function openQemu(deps: HostBackendDependencies): Promise<HostBackend> {
       resources: resources(config),
     })),
     slots: () => slots.status(),
+    async abandon() {
+      await backend.abandon();
+      await slots.abandon();
+    },
     [Symbol.asyncDispose]: () => everything.disposeAsync(),
   };
 }

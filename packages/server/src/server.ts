@@ -173,6 +173,10 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
         autoEvictIntervalMs: config['orchestrator.auto_evict_interval_ms'],
         pauseFailure: config['orchestrator.pause_failure'],
       },
+    }).catch(async (error: unknown) => {
+      // What it may have adopted is not lost with this attempt to start.
+      await host.abandon();
+      throw error;
     }),
   );
   undo.use(

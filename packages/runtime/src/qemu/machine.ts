@@ -11,6 +11,7 @@ import { emptyDisk } from './empty-disk.ts';
 import { type Engine, startEngine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
 import type { MachineIdentity, MachineOrigin } from './engine-identity.ts';
+import { guestTimers } from './guest-timers.ts';
 import { kernelCommandLine } from './qemu-args.ts';
 import { restoreEngine } from './restore-engine.ts';
 import { diskFiles, type SnapshotFiles, snapshotFiles } from './snapshot-files.ts';
@@ -19,6 +20,8 @@ import { diskFiles, type SnapshotFiles, snapshotFiles } from './snapshot-files.t
 const UNBORN_KEY = new Uint8Array(16);
 /** A boot on a loaded host; a quiet one needs two seconds. */
 const BOOT_DEADLINE_MS = 90_000;
+/** How often a guest is booted until its timers are right: without any it is of no use, with slow ones it is. */
+const BOOT_ATTEMPTS = { dead: 5, imprecise: 2 };
 const RESTORE_DEADLINE_MS = 30_000;
 /** A guest that runs answers at once; many at a time on a loaded host take their turns. */
 const ADOPTION_DEADLINE_MS = 15_000;
@@ -114,7 +117,40 @@ interface MachinePlan {
   readonly start: (slot: NetworkSlot, advice: StartAdvice) => Promise<Engine>;
   /** Lets the guest run, where it does not by itself. */
   readonly go: (engine: Engine, signal: AbortSignal) => Promise<unknown>;
+  /** False: another engine has to be started instead. Attempts count from 1. */
+  readonly accepts: (agent: Agent, attempt: number) => Promise<boolean>;
   readonly channel: { readonly key: Uint8Array; readonly deadlineMs: number };
+}
+
+/** An engine whose guest answers. */
+interface ReachedGuest extends AsyncDisposable {
+  readonly engine: Engine;
+  readonly agent: Agent;
+}
+
+/** Starts engines in the slot until one has an acceptable guest. */
+async function reachGuest(
+  host: EngineHost,
+  plan: MachinePlan,
+  slot: NetworkSlot,
+  advice: StartAdvice,
+  signal: AbortSignal | undefined,
+): Promise<ReachedGuest> {
+  for (let attempt = 1; ; attempt++) {
+    await using undo = new AsyncDisposableStack();
+    const engine = undo.use(await plan.start(slot, advice));
+    const agent = await whileRunning(engine, signal, async (running) => {
+      const connecting = connectAgent(host, engine, slot, plan.channel, running);
+      // Both are under way at once; when the first fails the abort ends the other.
+      connecting.catch(() => undefined);
+      await plan.go(engine, running);
+      return connecting;
+    });
+    undo.use(agent);
+    if (!(await plan.accepts(agent, attempt))) continue;
+    const release = undo.move();
+    return { engine, agent, [Symbol.asyncDispose]: () => release.disposeAsync() };
+  }
 }
 
 async function assemble(deps: MachineDeps, plan: MachinePlan, signal: AbortSignal | undefined): Promise<Machine> {
@@ -127,15 +163,7 @@ async function assemble(deps: MachineDeps, plan: MachinePlan, signal: AbortSigna
   undo.defer(() => visit.end());
   const advice = await visit.begin(calls, slot, signal ?? new AbortController().signal);
   using _turn = await turn?.(signal);
-  const engine = undo.use(await plan.start(slot, advice));
-  const agent = await whileRunning(engine, signal, async (running) => {
-    const connecting = connectAgent(host, engine, slot, plan.channel, running);
-    // Both are under way at once; when the first fails the abort ends the other.
-    connecting.catch(() => undefined);
-    await plan.go(engine, running);
-    return connecting;
-  });
-  undo.use(agent);
+  const { engine, agent } = undo.use(await reachGuest(host, plan, slot, advice, signal));
   const { resources, rootfs, origin } = plan;
   const facts = { resources, rootfs, origin, fingerprint: host.fingerprint };
   return machineOf({ host, slot, visit, engine, agent, facts, release: undo.move() });
@@ -166,6 +194,24 @@ function machineOf(parts: {
   };
 }
 
+/**
+ * True when the timers of a booted guest can be used; false: it has to be booted again. Throws `create_failed` when there
+ * is no hope.
+ */
+async function hasTimers(
+  { accelerator, log }: EngineHost,
+  agent: Agent,
+  attempt: number,
+  signal: AbortSignal | undefined,
+): Promise<boolean> {
+  const timers = await guestTimers(agent, accelerator, signal);
+  if (timers === 'good') return true;
+  log.warn({ timers, attempt }, 'a guest booted with timers that are not right: the host was too busy');
+  if (attempt < BOOT_ATTEMPTS[timers]) return false;
+  if (timers === 'dead') throw new PlatformError('create_failed', 'the guest boots without timers on this busy host');
+  return true;
+}
+
 export interface BootRequest {
   readonly rootfs: RootFilesystem;
   readonly resources: Resources;
@@ -193,6 +239,7 @@ export async function bootMachine(deps: MachineDeps, request: BootRequest, signa
         return startEngine(host, { slot, resources, start: { kind: 'boot', commandLine }, files }, signal);
       },
       async go() {},
+      accepts: (agent, attempt) => hasTimers(host, agent, attempt, signal),
       channel: { key: UNBORN_KEY, deadlineMs: BOOT_DEADLINE_MS },
     },
     signal,
@@ -241,6 +288,7 @@ export async function restoreMachine(
       origin: snapshotFiles(snapshot),
       start: (slot) => restoreEngine(host, snapshot, resources, slot, signal),
       go: (engine, running) => engine.qmp.execute('cont', {}, {}, running),
+      accepts: async () => true,
       channel: { key: Buffer.from(channelKey, 'hex'), deadlineMs: RESTORE_DEADLINE_MS },
     },
     signal,

@@ -17,6 +17,8 @@ export type InstanceId = Branded<'InstanceId'>;
 export type CaptureId = Branded<'CaptureId'>;
 /** UUIDv7 of one thing that happened to a sandbox; of two events of one server the later has the greater. */
 export type EventId = Branded<'EventId'>;
+/** UUIDv7 of one attempt to send an event. */
+export type DeliveryId = Branded<'DeliveryId'>;
 
 const ALPHABET = 'abcdefghijklmnopqrstuvwxyz0123456789';
 const RANDOM_LENGTH = 20;
@@ -61,6 +63,7 @@ export interface UuidSource {
   buildId(): BuildId;
   captureId(): CaptureId;
   eventId(): EventId;
+  deliveryId(): DeliveryId;
 }
 
 /** How far the wall clock may step back before a source starts a new sequence instead of going on, milliseconds. */
@@ -79,6 +82,7 @@ export function createUuidSource(deps: { readonly clock: Clock; readonly rng: Rn
     buildId: () => next() as BuildId,
     captureId: () => next() as CaptureId,
     eventId: () => next() as EventId,
+    deliveryId: () => next() as DeliveryId,
   };
 }
 

@@ -29,6 +29,7 @@ import { claimHome, claimRuntime } from './directory-lock.ts';
 import { createEventBus, DEFAULT_EVENT_BUS_LIMITS } from './events/event-bus.ts';
 import { createEventMetrics } from './events/event-metrics.ts';
 import { createEventStreams, DEFAULT_EVENT_STREAM_LIMITS } from './events/event-stream.ts';
+import { openWebhooks, type WebhookTarget } from './events/webhooks.ts';
 import { createExtensionClient } from './hooks/extension-client.ts';
 import { createSandboxHooks, type SandboxHooks } from './hooks/sandbox-hooks.ts';
 import { openHostBackend } from './host-backend.ts';
@@ -131,6 +132,15 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
     ...{ clock, ids, log, teamId: config['team.slug'], limits: DEFAULT_EVENT_BUS_LIMITS },
     onPublished: eventMetrics.published,
   });
+  undo.use(
+    await openWebhooks({
+      ...{ targets: webhookTargets(config), types: config['webhooks.events'], bus: events, clock, rng, ids, log },
+      directory: join(config.home_path, 'webhooks'),
+      timeoutMs: config['webhooks.timeout_ms'],
+      attempts: config['webhooks.max_attempts'],
+      metrics: eventMetrics.webhooks,
+    }),
+  );
   const eventStreams = undo.use(
     createEventStreams({
       ...{ bus: events, clock, limits: DEFAULT_EVENT_STREAM_LIMITS },
@@ -240,6 +250,11 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
 /** Whether a client may have a token that has to stay valid: what ran on without a server, or was paused, keeps its tokens. */
 function hasTokens(records: readonly SandboxRecord[]): boolean {
   return records.some(({ state, secure, network }) => state !== 'creating' && (secure || !network.allowPublicTraffic));
+}
+
+function webhookTargets(config: Config): readonly WebhookTarget[] {
+  const secrets = config['webhooks.secrets'];
+  return config['webhooks.urls'].map((url, index) => ({ url, secret: secrets[index] ?? '' }));
 }
 
 function extensionUrl(config: Config): string | undefined {

@@ -104,6 +104,20 @@ export function baseUrl(): Kind<string> {
   });
 }
 
+/** Where something is sent to, `http` or `https`, without credentials in it. */
+export function httpUrl(): Kind<string> {
+  return kind('http(s) URL', (value) => {
+    const url = typeof value === 'string' ? URL.parse(value) : null;
+    if (url === null || !/^https?:$/.test(url.protocol)) return undefined;
+    return url.hash === '' && url.username === '' && url.password === '' ? url.href : undefined;
+  });
+}
+
+/** What signatures are made with; behind `whsec_` stands base64. */
+export function signingSecret(): Kind<string> {
+  return text('secret of 16 characters or more', /^(?:(?!whsec_)\S{16,}|whsec_[A-Za-z0-9+/]{22,}={0,2})$/);
+}
+
 /** A DNS name, perhaps with a port that clients need. */
 export function domain(): Kind<string> {
   return text('domain', /^[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::\d{1,5})?$/);

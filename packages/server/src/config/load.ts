@@ -102,6 +102,7 @@ function checkTogether(config: Config): void {
   ordered('observability.sandbox_metrics_interval_secs', 'observability.sandbox_metrics_idle_interval_secs');
   ordered('orchestrator.default_sandbox_timeout_secs', 'orchestrator.max_sandbox_timeout_secs');
   ordered('orchestrator.default_sandbox_timeout_v2_secs', 'orchestrator.max_sandbox_timeout_secs');
+  checkWebhooks(config);
   checkPort('api_addr', config.api_addr);
   const certificates = config['tls.certificates'].length;
   if (config['tls.private_keys'].length !== certificates) {
@@ -113,6 +114,15 @@ function checkTogether(config: Config): void {
   }
   checkPort('tls.addr', config['tls.addr']);
   if (certificates === 0) throw problem('tls.certificates', 'must not be empty when tls.addr is set');
+}
+
+function checkWebhooks(config: Config): void {
+  const urls = config['webhooks.urls'];
+  if (new Set(urls).size < urls.length) throw problem('webhooks.urls', 'must not have a URL twice');
+  if (config['webhooks.secrets'].length !== urls.length) {
+    throw problem('webhooks.secrets', 'must have as many secrets as webhooks.urls');
+  }
+  if (urls.length > 0 && config['webhooks.events'].length === 0) throw problem('webhooks.events', 'must not be empty');
 }
 
 function checkPort(name: ConfigName, address: string): void {

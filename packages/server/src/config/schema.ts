@@ -1,10 +1,11 @@
-import { DEFAULT_ADMISSION_LIMITS, DEFAULT_ALWAYS_DENIED } from '@agentenv/core';
+import { DEFAULT_ADMISSION_LIMITS, DEFAULT_ALWAYS_DENIED, LIFECYCLE_EVENT_TYPES } from '@agentenv/core';
 import { DEFAULT_INTERNAL_NETWORKS } from '@agentenv/runtime';
 import {
   baseUrl,
   boolean,
   cidr,
   domain,
+  httpUrl,
   integer,
   type Kind,
   list,
@@ -12,6 +13,7 @@ import {
   number,
   oneOf,
   path,
+  signingSecret,
   text,
 } from './kinds.ts';
 
@@ -293,6 +295,29 @@ export const CONFIG_SCHEMA = {
     integer({ minimum: 1, maximum: 30_000 }),
     5000,
     'Longest single call of the custom extension, milliseconds.',
+  ),
+  'webhooks.urls': key(
+    list(httpUrl()),
+    [],
+    'Where [lifecycle events](events.md) are sent to. `https` everywhere but on a network that is trusted.',
+    'AENV_WEBHOOK_URLS',
+  ),
+  'webhooks.secrets': key(
+    list(signingSecret()),
+    [],
+    'What they are signed with, one secret for every URL in the same order; `whsec_` in front of base64, or any text.',
+    'AENV_WEBHOOK_SECRETS',
+  ),
+  'webhooks.events': key(list(oneOf(...LIFECYCLE_EVENT_TYPES)), LIFECYCLE_EVENT_TYPES, 'Which events are sent.'),
+  'webhooks.timeout_ms': key(
+    integer({ minimum: 100, maximum: 60_000 }),
+    10_000,
+    'Longest single attempt to send an event, milliseconds.',
+  ),
+  'webhooks.max_attempts': key(
+    integer({ minimum: 1, maximum: 100 }),
+    12,
+    'Attempts to send an event before it becomes a dead letter. Waits between them double from 1 s to 5 min, half of each random: 12 take a quarter of an hour.',
   ),
   'team.slug': key(
     text('lower-case name', /^[a-z0-9_-]{1,64}$/),

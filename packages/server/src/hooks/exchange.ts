@@ -8,6 +8,8 @@ export interface Exchange {
   readonly url: URL;
   /** JSON text. */
   readonly body: string;
+  /** Headers beside those every request has. */
+  readonly headers?: Readonly<Record<string, string>>;
   /** Whether the body of a successful answer matters; one that does not is not read. */
   readonly answer: 'read' | 'ignored';
   /** Largest successful answer that is read, bytes. */
@@ -24,7 +26,7 @@ export interface Answered {
  * One POST on a connection of its own: a kept one may have been closed by the other side by the time it is used, and there
  * is no second attempt. Redirects are not followed. Rejects when there is no answer, or a successful one that is too large.
  */
-export function exchange({ url, body, answer, maxBytes }: Exchange, signal: AbortSignal): Promise<Answered> {
+export function exchange({ url, body, headers, answer, maxBytes }: Exchange, signal: AbortSignal): Promise<Answered> {
   const { promise, resolve, reject } = Promise.withResolvers<Answered>();
   const payload = Buffer.from(body);
   const options = {
@@ -32,6 +34,7 @@ export function exchange({ url, body, answer, maxBytes }: Exchange, signal: Abor
     agent: false,
     signal,
     headers: {
+      ...headers,
       'content-type': 'application/json',
       'content-length': payload.byteLength,
       accept: 'application/json',

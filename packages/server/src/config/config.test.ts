@@ -55,6 +55,32 @@ describe('configuration', () => {
     });
   });
 
+  it('takes webhooks with a secret each, and says what is wrong with others without their secrets', () => {
+    const webhooks = (urls: readonly string[], secrets: readonly string[], more = '') =>
+      load(`[webhooks]\nurls = ${JSON.stringify(urls)}\nsecrets = ${JSON.stringify(secrets)}\n${more}`);
+    const secret = 'planted-secret-of-16';
+    expect(
+      webhooks(['https://a.test/hook?token=1', 'http://b.test'], [secret, `whsec_${'aA+/'.repeat(8)}`]),
+    ).toMatchObject({
+      'webhooks.urls': ['https://a.test/hook?token=1', 'http://b.test/'],
+      'webhooks.events': expect.arrayContaining(['sandbox.lifecycle.killed']),
+    });
+    for (const [urls, secrets, more, message] of [
+      [['https://a.test'], [], '', 'webhooks.secrets must have as many secrets as webhooks.urls'],
+      [['https://a.test', 'https://a.test/'], [secret, secret], '', 'webhooks.urls must not have a URL twice'],
+      [['https://a.test'], ['planted'], '', 'webhooks.secrets must be list of secret of 16 characters or more'],
+      [['https://a.test'], ['whsec_planted-not-base64-at-all'], '', 'webhooks.secrets must be list of secret'],
+      [['https://me:planted@a.test'], [secret], '', 'webhooks.urls must be list of http(s) URL'],
+      [['ftp://a.test'], [secret], '', 'webhooks.urls must be list of http(s) URL'],
+      [['https://a.test'], [secret], 'events = []', 'webhooks.events must not be empty'],
+      [['https://a.test'], [secret], 'events = ["created"]', 'webhooks.events must be list of'],
+    ] as const) {
+      const attempt = () => webhooks(urls, secrets, more);
+      expect(attempt).toThrow(message);
+      expect(attempt).not.toThrow('planted');
+    }
+  });
+
   it('lets the environment win, unless it is empty', () => {
     const toml = 'api_addr = "127.0.0.1:1"\nsandbox_proxy.domains = ["a.test"]';
     const environment = { API_ADDR: '[::1]:8001', AENV_SANDBOX_PROXY_DOMAINS: 'b.test, c.test' };

@@ -135,7 +135,10 @@ export async function openOutbox(deps: {
 
   const writer = createLineWriter({
     maxBytes: limits.waitingBytes,
-    onDropped: (lines, error) => log.error({ lines, err: error }, 'the outbox of webhooks could not be written'),
+    onDropped(lines, error) {
+      broken = true;
+      log.error({ lines, err: error }, 'the outbox of webhooks could not be written');
+    },
     async write(lines) {
       const text = lines.join('');
       const overgrown = size > limits.rewriteBytes && size > 2 * unsettledBytes;

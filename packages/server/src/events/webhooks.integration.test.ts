@@ -1,5 +1,6 @@
-import { execFile } from 'node:child_process';
+import { execFile, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -250,6 +251,49 @@ describe('the end of a server', () => {
     await next.webhooks[Symbol.asyncDispose]();
     expect(await deadLetters()).toMatchObject([{ reason: 'webhook-removed', event: { id } }]);
   });
+});
+
+test('the example of a receiver takes what is genuine and nothing else', async () => {
+  const program = join(import.meta.dirname, '../../../../e2e/example-webhook-receiver.ts');
+  const example = spawn(process.execPath, [program, '0'], {
+    env: { WEBHOOK_SECRET: SECRET },
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  await using _example = {
+    async [Symbol.asyncDispose]() {
+      const ended = once(example, 'close');
+      example.kill('SIGKILL');
+      await ended;
+    },
+  };
+  let output = '';
+  example.stdout.setEncoding('utf8').on('data', (text: string) => {
+    output += text;
+  });
+  await expect.poll(() => output, { timeout: 20_000 }).toContain('\n');
+  const url = /http:\S+/.exec(output)?.[0] ?? '';
+  const targets = [url, receiver.url].map((target) => ({ url: target, secret: SECRET }));
+  const { webhooks, publish } = await start({ targets });
+  await using _webhooks = webhooks;
+  const id = publish();
+  await expect.poll(() => output).toContain(id);
+  await expect.poll(() => receiver.accepted.length).toBe(1);
+
+  // The other receiver was sent the same event, which a stranger might have seen.
+  const [seen] = receiver.accepted;
+  const genuine = Object.entries(seen?.headers ?? {}).filter(([name]) => name.startsWith('webhook-'));
+  const post = async (changes: Record<string, string> = {}, body = seen?.body ?? '') => {
+    const headers = { ...(Object.fromEntries(genuine) as Record<string, string>), ...changes };
+    return (await fetch(url, { method: 'POST', headers, body })).status;
+  };
+  expect(await post()).toBe(204);
+  expect(await post({ 'webhook-id': 'other' })).toBe(401);
+  expect(await post({ 'webhook-timestamp': '1700000000' })).toBe(401);
+  expect(await post({ 'webhook-timestamp': 'never' })).toBe(401);
+  expect(await post({ 'webhook-signature': 'v1,AAAA' })).toBe(401);
+  expect(await post({}, `${seen?.body ?? ''} `)).toBe(401);
+  expect((await fetch(url, { method: 'POST', body: '{}' })).status).toBe(401);
+  expect(output.match(/sandbox\.lifecycle/g)).toHaveLength(1);
 });
 
 test('a server sends what it did to the webhooks of its environment, after kill -9 too, and no receiver holds it up', async () => {

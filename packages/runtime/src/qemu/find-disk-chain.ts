@@ -38,7 +38,7 @@ function overlaysInUse(image: unknown): readonly number[] {
   return numbers;
 }
 
-async function askForOverlays(qmp: Qmp): Promise<readonly number[]> {
+async function askForOverlays(qmp: Pick<Qmp, 'execute'>): Promise<readonly number[]> {
   const devices = await qmp.execute('query-block');
   for (const device of Array.isArray(devices) ? devices : []) {
     const inserted = isFields(device) && isFields(device.inserted) ? device.inserted : {};
@@ -53,7 +53,7 @@ async function askForOverlays(qmp: Qmp): Promise<readonly number[]> {
  * died is taken out of the engine's reach now.
  */
 export async function findDiskChain(options: {
-  readonly qmp: Qmp;
+  readonly qmp: Pick<Qmp, 'execute'>;
   readonly instance: string;
   readonly layerDirectory: string;
   readonly owner: number;

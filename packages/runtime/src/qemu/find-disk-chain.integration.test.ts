@@ -1,0 +1,103 @@
+import { chmod, chown, link, mkdir, mkdtemp, readdir, rm, stat, symlink, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { findDiskChain } from './find-disk-chain.ts';
+import type { Qmp } from './qmp.ts';
+
+const OWNER = 62_500;
+/** As QEMU 7.2 names an image that was put together by hand. */
+const described = (file: string) =>
+  `json:{"backing": null, "driver": "qcow2", "file": {"driver": "file", "filename": "/proc/self/fd/6/${file}"}}`;
+
+describe('the disk chain of an engine that another server started', () => {
+  let root: string;
+  let instance: string;
+  let layerDirectory: string;
+
+  beforeEach(async () => {
+    root = await mkdtemp(join(tmpdir(), 'aenv-chain-'));
+    instance = join(root, 'instance');
+    layerDirectory = join(root, 'layers');
+    await Promise.all([mkdir(instance), mkdir(layerDirectory)]);
+  });
+  afterEach(() => rm(root, { recursive: true, force: true }));
+
+  async function owned(path: string): Promise<void> {
+    await writeFile(path, 'overlay', { mode: 0o600 });
+    await chown(path, OWNER, OWNER);
+  }
+
+  /** An engine that says its disk is these overlays, the one in use first. */
+  function find(...images: readonly string[]) {
+    const chain = images.reduceRight<object>((below, file) => ({ filename: described(file), 'backing-image': below }), {
+      filename: '/proc/self/fd/9',
+    });
+    const devices = [
+      { device: '', qdev: 'vda', inserted: { image: { filename: '/proc/self/fd/8' } } },
+      { device: '', qdev: 'drive0' },
+      { device: '', qdev: 'vdb', inserted: { image: chain } },
+    ];
+    const execute: Qmp['execute'] = async (command) => (command === 'query-block' ? devices : {});
+    return findDiskChain({ qmp: { execute }, instance, layerDirectory, owner: OWNER });
+  }
+
+  const layer = (index: number) => ({ path: join(layerDirectory, `disk-${index}.qcow2`), known: undefined });
+
+  test('one that was never captured has its first overlay alone', async () => {
+    await owned(join(instance, 'upper.qcow2'));
+    expect(await find('upper.qcow2')).toEqual({
+      layers: [],
+      overlay: { node: 'upper', image: 'upper.qcow2', made: 0 },
+    });
+  });
+
+  test('frozen layers are found in their order', async () => {
+    await owned(join(instance, 'upper-2.qcow2'));
+    for (const index of [0, 1]) await writeFile(layer(index).path, 'frozen', { mode: 0o644 });
+    expect(await find('upper-2.qcow2', 'upper-1.qcow2', 'upper.qcow2')).toEqual({
+      layers: [layer(0), layer(1)],
+      overlay: { node: 'upper-2', image: 'upper-2.qcow2', made: 2 },
+    });
+  });
+
+  test('an overlay that had just become a layer is taken from the engine', async () => {
+    await writeFile(layer(0).path, 'frozen', { mode: 0o644 });
+    for (const name of ['upper-1.qcow2', 'upper-2.qcow2']) await owned(join(instance, name));
+    const { layers, overlay } = await find('upper-2.qcow2', 'upper-1.qcow2', 'upper.qcow2');
+    expect(layers).toEqual([layer(0), layer(1)]);
+    expect(overlay.image).toBe('upper-2.qcow2');
+    expect(await readdir(instance)).toEqual(['upper-2.qcow2']);
+    expect(await stat(layer(1).path)).toMatchObject({ uid: 0, gid: 0, mode: 0o100644 });
+  });
+
+  test("a layer that was taken but still is its engine's becomes root's", async () => {
+    await owned(layer(0).path);
+    await owned(join(instance, 'upper-1.qcow2'));
+    await find('upper-1.qcow2', 'upper.qcow2');
+    expect(await stat(layer(0).path)).toMatchObject({ uid: 0, gid: 0, mode: 0o100644 });
+  });
+
+  test('the number of an overlay that was made and not put to use is not used again', async () => {
+    for (const name of ['upper.qcow2', 'upper-1.qcow2']) await owned(join(instance, name));
+    expect((await find('upper.qcow2')).overlay).toEqual({ node: 'upper', image: 'upper.qcow2', made: 1 });
+  });
+
+  test('layers shared with captures stay as they are', async () => {
+    await writeFile(layer(0).path, 'frozen');
+    await chmod(layer(0).path, 0o644);
+    await link(layer(0).path, join(root, 'captured'));
+    await owned(join(instance, 'upper.qcow2'));
+    expect((await find('upper.qcow2')).layers).toEqual([layer(0)]);
+  });
+
+  test('a file that was put in the place of an overlay is refused', async () => {
+    await owned(join(instance, 'upper-1.qcow2'));
+    await symlink('/etc/shadow', join(instance, 'upper.qcow2'));
+    await expect(find('upper-1.qcow2', 'upper.qcow2')).rejects.toMatchObject({ code: 'create_failed' });
+  });
+
+  test('an engine without that disk is refused', async () => {
+    await expect(find()).rejects.toMatchObject({ code: 'sandbox_unavailable' });
+  });
+});

@@ -154,7 +154,13 @@ export async function openOutbox(deps: {
 
   await load();
   const left = [...unsettled.values()].map(({ message, webhooks }) => ({ message, webhooks: new Set(webhooks) }));
-  await rewrite();
+  try {
+    await rewrite();
+  } catch (error) {
+    // A full disk is no reason not to start; what has to be written is tried again with the next line.
+    log.error({ err: error }, 'the outbox of webhooks could not be written');
+    broken = true;
+  }
 
   return {
     left,

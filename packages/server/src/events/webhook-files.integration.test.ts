@@ -165,6 +165,22 @@ describe('the outbox', () => {
     await next.outbox[Symbol.asyncDispose]();
   });
 
+  it('that cannot be written at the start is written as soon as it can', async () => {
+    const former = await start();
+    former.outbox.add(message('a'), ['one']);
+    await former.outbox[Symbol.asyncDispose]();
+    await mkdir(`${former.path}.new`);
+    const { outbox, log, left } = await start();
+    expect(left().map(([id]) => id)).toEqual(['a']);
+    expect(log.find('error', 'could not be written')).toHaveLength(1);
+    await rm(`${former.path}.new`, { recursive: true });
+    outbox.add(message('b'), ['one']);
+    await outbox[Symbol.asyncDispose]();
+    const next = await start();
+    expect(next.left().map(([id]) => id)).toEqual(['a', 'b']);
+    await next.outbox[Symbol.asyncDispose]();
+  });
+
   it('that cannot be read keeps the server from starting', async () => {
     await mkdir(join(directory, 'outbox.jsonl'));
     await expect(start()).rejects.toMatchObject({ code: 'EISDIR' });

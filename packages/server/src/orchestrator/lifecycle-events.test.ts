@@ -1,9 +1,9 @@
 import { generationBegan } from '@agentenv/core';
-import { createFakeClock } from '@agentenv/core/testing';
+import { createFakeClock, createSeededRandom } from '@agentenv/core/testing';
 import { createFakeWorld } from '@agentenv/runtime';
 import { createMemoryDisk } from '@agentenv/storage/testing';
 import { describe, expect, test } from 'vitest';
-import { CREATE_BASE, type LifecycleHarness, startLifecycle } from '../testing/lifecycle-harness.ts';
+import { CREATE_BASE, LIST_ALL, type LifecycleHarness, startLifecycle } from '../testing/lifecycle-harness.ts';
 
 /** What was told of one sandbox, without the part of the names they all have. */
 function told(harness: LifecycleHarness, id: string): readonly string[] {
@@ -126,5 +126,56 @@ describe('lifecycle events', () => {
     expect(told(next, kept)).toEqual(['resumed']);
     await next.orchestrator.kill(adopted, 'test');
     expect(told(next, adopted)).toEqual(['killed']);
+  });
+});
+
+/** Every way the events of one sandbox may follow each other; a snapshot may be published after the end. */
+const STORY =
+  /^(created|forked)( updated| checkpointed| paused( checkpointed)* resumed)*( paused)?( checkpointed)*( killed( checkpointed)*)?$/;
+
+describe('a random life of everything at once', { timeout: 30_000 }, () => {
+  test.each([21, 22, 23, 24, 25, 26])('is told as a story that makes sense (seed %i)', async (seed) => {
+    const rng = createSeededRandom(seed);
+    const harness = await startLifecycle({ seed, limits: { maxSandboxes: 20 } });
+    const { orchestrator, clock, world } = harness;
+    const outcomes: Promise<unknown>[] = [];
+    const anyId = (): string => {
+      const { sandboxes } = orchestrator.list(LIST_ALL);
+      return sandboxes[rng.below(sandboxes.length)]?.id ?? 'none';
+    };
+    const create = () =>
+      running(harness, { timeoutSeconds: 1 + rng.below(60), onTimeout: rng.pick(['kill', 'pause']) });
+    const OPERATIONS = [
+      ...[create, create, create],
+      () => orchestrator.kill(anyId(), 'test'),
+      () => orchestrator.pause(anyId()),
+      () => orchestrator.connect(anyId(), 1 + rng.below(60)),
+      () => orchestrator.setTimeout(anyId(), 1 + rng.below(60)),
+      () => orchestrator.fork(anyId(), { count: 2, timeoutSeconds: 1 + rng.below(60) }),
+      () => orchestrator.snapshot(anyId(), undefined),
+      async () => [...world.machines.values()][0]?.end('guest-panic', 'test'),
+    ] as const;
+    for (let step = 0; step < 300; step++) {
+      const point = rng.pick(['start', 'activate', 'stop', 'capture'] as const);
+      if (rng.below(25) === 0) world.faults.next(point, { kind: 'fail' });
+      if (rng.below(10) === 0) world.faults.next(point, { kind: 'slow', milliseconds: rng.below(5_000) });
+      outcomes.push(
+        rng
+          .pick(OPERATIONS)()
+          .catch(() => undefined),
+      );
+      if (rng.below(2) === 0) await clock.advance(rng.below(3_000));
+    }
+    await clock.advance(300_000);
+    await Promise.all(outcomes);
+
+    const ids = new Set(harness.events.map(({ sandbox }) => sandbox.id));
+    for (const id of ids) expect(told(harness, id).join(' ')).toMatch(STORY);
+    const alive = [...ids].filter((id) => !told(harness, id).includes('killed'));
+    expect(new Set(orchestrator.list(LIST_ALL).sandboxes.map(({ id }) => id))).toEqual(new Set(alive));
+    const asleep = alive.filter((id) => told(harness, id).findLast((type) => type !== 'checkpointed') === 'paused');
+    const paused = orchestrator.list({ ...LIST_ALL, states: ['paused'] }).sandboxes.map(({ id }) => id);
+    expect(new Set(paused)).toEqual(new Set(asleep));
+    expect(ids.size).toBeGreaterThan(10);
   });
 });

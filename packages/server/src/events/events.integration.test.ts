@@ -1,8 +1,14 @@
 import { once } from 'node:events';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { get, type IncomingMessage } from 'node:http';
+import { connect } from 'node:http2';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { Sandbox } from 'e2b';
 import { expect, test } from 'vitest';
+import { makeCertificate } from '../testing/certificates.ts';
 import { parseEventStream, type ServerSentEvent } from '../testing/events.ts';
+import { freePort } from '../testing/free-port.ts';
 import { startServerProcess } from '../testing/server-process.ts';
 
 const KEY = `e2b_${'ab'.repeat(20)}`;
@@ -61,4 +67,42 @@ test('a server streams what a client does to its sandboxes, to the end of the se
   await expect
     .poll(() => again.events())
     .toMatchObject([{ event: 'stream.missed', data: JSON.stringify({ last_event_id: seen }) }]);
+});
+
+test('the stream comes over TLS and HTTP/2 as well, and ends with the server', async () => {
+  const scratch = await mkdtemp(join(tmpdir(), 'aenv-events-tls-'));
+  try {
+    const { certificate } = await makeCertificate(scratch, ['events.test']);
+    const port = await freePort();
+    await using server = await startServerProcess({
+      scratch,
+      environment: { AENV_API_KEY: KEY },
+      config: [
+        'backend = "fake"',
+        `tls.addr = "127.0.0.1:${port}"`,
+        'tls.certificates = ["cert.pem"]',
+        'tls.private_keys = ["key.pem"]',
+      ].join('\n'),
+    });
+    const url = await server.ready();
+    const ca = await readFile(certificate);
+    const session = connect(`https://127.0.0.1:${port}`, { ca, servername: 'events.test' });
+    session.on('error', () => undefined);
+    const stream = session.request({ ':path': '/events', 'x-api-key': KEY });
+    const [head] = (await once(stream, 'response')) as [Record<string, unknown>];
+    expect(head).toMatchObject({ ':status': 200, 'content-type': 'text/event-stream; charset=utf-8' });
+    let text = '';
+    stream.setEncoding('utf8').on('data', (piece: string) => {
+      text += piece;
+    });
+    const ended = once(stream, 'end');
+    const { sandboxId } = await Sandbox.create('base', { apiKey: KEY, apiUrl: url, sandboxUrl: url });
+    await expect.poll(() => text).toContain(sandboxId);
+    expect(await server.end('SIGTERM')).toBe(0);
+    await ended;
+    expect(text).toContain('event: sandbox.lifecycle.paused');
+    session.destroy();
+  } finally {
+    await rm(scratch, { recursive: true, force: true });
+  }
 });

@@ -1,24 +1,14 @@
 import { execFile } from 'node:child_process';
-import { once } from 'node:events';
 import { mkdtemp, readFile, rm } from 'node:fs/promises';
-import { type AddressInfo, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, it } from 'vitest';
 import { makeCertificate } from '../testing/certificates.ts';
+import { freePort } from '../testing/free-port.ts';
 import { startServerProcess } from '../testing/server-process.ts';
 
 const PROGRAM = join(import.meta.dirname, '../testing/sdk-over-tls.ts');
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as AddressInfo;
-  server.close();
-  await once(server, 'close');
-  return port;
-}
 
 describe('a server with a domain and a certificate', () => {
   it('serves the published SDK that knows nothing else', { timeout: 120_000 }, async () => {

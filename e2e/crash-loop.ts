@@ -1,0 +1,42 @@
+import { parseArgs } from 'node:util';
+import { runCrashLoop } from './lib/crash-loop.ts';
+import { startServer } from './lib/server.ts';
+
+const HELP = `Usage: node e2e/crash-loop.ts [--kills 200] [--seed N]
+
+Kills a server of its own again and again, at random moments of operations and at the steps of captures, and checks after
+every restart that nothing acknowledged is lost and nothing is left behind. Needs root and what \`./aenv setup\` prepares.`;
+
+const { values } = parseArgs({
+  options: {
+    kills: { type: 'string', default: '200' },
+    seed: { type: 'string', default: '1' },
+    help: { type: 'boolean', short: 'h' },
+  },
+});
+
+function positive(name: 'kills' | 'seed'): number {
+  const value = Number(values[name]);
+  if (!Number.isSafeInteger(value) || value < 1)
+    throw new Error(`--${name} takes a positive number, not ${values[name]}`);
+  return value;
+}
+
+function figure(name: string, samples: readonly number[]): string {
+  const ordered = samples.toSorted((left, right) => left - right);
+  const at = (share: number): number => Math.round(ordered[Math.floor((ordered.length - 1) * share)] ?? 0);
+  return `${name}: median ${at(0.5)} ms, 95 of 100 within ${at(0.95)} ms, longest ${at(1)} ms`;
+}
+
+if (values.help) {
+  console.log(HELP);
+} else {
+  const [kills, seed] = [positive('kills'), positive('seed')];
+  await using server = await startServer({ config: 'pool.low_watermark = 0\npool.high_watermark = 0' });
+  let count = 0;
+  const onKill = (line: string): void => console.log(`${++count} ${line}`);
+  const { restarts, firstCommands, adopted } = await runCrashLoop(server, { seed, kills, onKill });
+  console.log(`${kills} kills, seed ${seed}: ${adopted} times a sandbox was adopted, nothing lost, nothing left`);
+  console.log(figure('restart to first answer', restarts));
+  console.log(figure('first command after it', firstCommands));
+}

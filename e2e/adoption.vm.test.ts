@@ -182,7 +182,7 @@ describe('kill -9 of the server with everything in flight', () => {
 });
 
 describe('kill -9 at any moment', () => {
-  it(`over ${KILLS} times loses nothing that was acknowledged and leaves nothing`, { timeout: 600_000 }, async () => {
+  it(`over ${KILLS} times loses nothing that was acknowledged and leaves nothing`, { timeout: 900_000 }, async () => {
     const done: string[] = [];
     await runCrashLoop(server, { seed: 1, kills: KILLS, onKill: (line) => done.push(line) }).catch((error: unknown) => {
       throw new Error(`after ${done.join('; ')}`, { cause: error });

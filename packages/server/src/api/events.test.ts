@@ -23,6 +23,7 @@ interface Reader {
   readonly response: IncomingMessage;
   /** The sandboxes of the events that have come. */
   sandboxes(): readonly string[];
+  text(): string;
   leave(): void;
 }
 
@@ -41,7 +42,7 @@ async function read(path: string, headers: Record<string, string> = {}): Promise
         ? [String((JSON.parse(data ?? '') as { sandbox_id: string }).sandbox_id)]
         : [],
     );
-  return { response, sandboxes, leave: () => request.destroy() };
+  return { response, sandboxes, text: () => text, leave: () => request.destroy() };
 }
 
 const publish = (id: SandboxId, type: 'created' | 'resumed' = 'created'): string => {
@@ -99,6 +100,37 @@ describe('GET /events', () => {
     expect([refused.statusCode, refused.headers['retry-after']]).toEqual([429, '30']);
     for (const reader of readers) reader.leave();
     await expect.poll(() => front.eventStreams.readers).toBe(0);
+  });
+
+  it('cuts off a client that does not read, and tells it when it comes back what it missed', async () => {
+    const request = get({ port, path: '/events', headers: { 'x-api-key': TEST_API_KEY }, agent: false });
+    request.on('error', () => undefined);
+    const [response] = (await once(request, 'response')) as [IncomingMessage];
+    let text = '';
+    let end = '';
+    response.on('error', (error) => {
+      end = error.message;
+    });
+    const metadata = { text: 'x'.repeat(64 * 1024) };
+    let last = '';
+    // More than connections and the bus together keep.
+    for (let index = 0; index < 600; index++) {
+      front.events.publish(sandboxRecord({ id: ONE, metadata }), { type: 'sandbox.lifecycle.created' });
+      last = front.events.idBefore(front.events.end);
+      if (index % 20 === 0) await new Promise((resolve) => setImmediate(resolve));
+    }
+    expect(front.eventStreams.readers).toBe(1);
+    response.setEncoding('utf8').on('data', (piece: string) => {
+      text += piece;
+    });
+    await expect.poll(() => end).toBe('aborted');
+    expect(front.eventStreams.readers).toBe(0);
+    const seen = parseEventStream(text).blocks.findLast(({ id }) => id !== undefined)?.id ?? '';
+    expect(seen < last).toBe(true);
+    const back = await read('/events', { 'last-event-id': seen });
+    await expect.poll(back.text).toContain(`event: stream.missed\ndata: {"last_event_id":"${seen}"}`);
+    await expect.poll(back.text).toContain(`id: ${last}`);
+    back.leave();
   });
 
   it('does not hold up the end of the server, and sees it', async () => {

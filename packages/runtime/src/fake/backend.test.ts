@@ -42,7 +42,6 @@ async function makeHarness(): Promise<BackendHarness> {
     resources: RESOURCES,
     internetHost: INTERNET_HOST,
     deadlineMs: 1_000,
-    adopts: true,
     emptyDirectory: () => mkdtemp(join(root, 'capture-')),
     async provoke(sandbox, end) {
       if (end === 'engine-died') world.machines.get(sandbox.instanceId)?.end(end, 'killed by the test');

@@ -19,7 +19,6 @@ async function makeHarness(): Promise<BackendHarness> {
     resources: { vcpus: 2, memoryMB: 512, diskSizeMB: 4_096 },
     internetHost: INTERNET.web,
     deadlineMs: 15_000,
-    adopts: true,
     emptyDirectory: world.emptyDirectory,
     async provoke({ identity, agent }: RunningSandbox, end) {
       if (end === 'engine-died') process.kill(Number(identity.pid), 'SIGKILL');

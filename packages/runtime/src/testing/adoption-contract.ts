@@ -1,5 +1,5 @@
 import { DEFAULT_NETWORK_POLICY } from '@agentenv/core';
-import { describe, expect, type TestContext, test, vi } from 'vitest';
+import { describe, expect, test, vi } from 'vitest';
 import type { KnownInstance, LaunchPlan, Reconciliation, RunningSandbox, StoredSnapshot } from '../backend.ts';
 import { collectOutput, readText, run, spawn, writeText } from './guest-io.ts';
 import type { BackendHarness } from './harness.ts';
@@ -28,10 +28,6 @@ function knownAs(plan: LaunchPlan, sandbox: RunningSandbox, more: Partial<KnownI
 export function describeAdoption(context: AdoptionContext): void {
   const { planFor, restoreAndLeave, restart, expectClean } = context;
 
-  function requireAdoption({ skip }: TestContext): void {
-    skip(!context.harness().adopts, 'this backend adopts nothing yet');
-  }
-
   async function restartWith(known: KnownInstance): Promise<RunningSandbox> {
     const { adopted, ended, endedKnown } = await restart([known]);
     expect({ ended, endedKnown }).toEqual({ ended: 0, endedKnown: [] });
@@ -56,8 +52,7 @@ export function describeAdoption(context: AdoptionContext): void {
       await expectClean();
     });
 
-    test('a generation goes on with its processes and files; its programs are reached by pid', async (test) => {
-      requireAdoption(test);
+    test('a generation goes on with its processes and files; its programs are reached by pid', async () => {
       const plan = planFor();
       const former = await restoreAndLeave(plan);
       const cat = await spawn(former.agent, ['cat'], true);
@@ -79,8 +74,7 @@ export function describeAdoption(context: AdoptionContext): void {
       await expectClean();
     });
 
-    test('one that was stopped for a capture runs again', async (test) => {
-      requireAdoption(test);
+    test('one that was stopped for a capture runs again', async () => {
       const plan = planFor();
       const former = await restoreAndLeave(plan);
       const sleeper = await spawn(former.agent, ['sleep', '600']);
@@ -91,8 +85,7 @@ export function describeAdoption(context: AdoptionContext): void {
       expect((await run(sandbox.agent, ['true'])).code).toBe(0);
     });
 
-    test('it is captured, and what was captured runs', async (test) => {
-      requireAdoption(test);
+    test('it is captured, and what was captured runs', async () => {
       const plan = planFor();
       const former = await restoreAndLeave(plan);
       const sleeper = await spawn(former.agent, ['sleep', '600']);
@@ -110,8 +103,7 @@ export function describeAdoption(context: AdoptionContext): void {
       expect((await later.agent.listProcesses()).map(({ pid }) => pid)).toContain(sleeper.pid);
     });
 
-    test('the network policy of the ledger is in force, whatever was before, and can be replaced', async (test) => {
-      requireAdoption(test);
+    test('the network policy of the ledger is in force, whatever was before, and can be replaced', async () => {
       const plan = planFor();
       const former = await restoreAndLeave(plan);
       const { reachesInternet } = context.harness();
@@ -124,8 +116,7 @@ export function describeAdoption(context: AdoptionContext): void {
 
     test.for(['stop', 'engine-died'] as const)(
       'whoever waits for the end of its slot is told once, after %s',
-      async (end, test) => {
-        requireAdoption(test);
+      async (end) => {
         const plan = planFor();
         const former = await restoreAndLeave(plan);
         let told = 0;
@@ -148,8 +139,7 @@ export function describeAdoption(context: AdoptionContext): void {
       },
     );
 
-    test('one that must not go on is ended, and so is one whose engine was another', async (test) => {
-      requireAdoption(test);
+    test('one that must not go on is ended, and so is one whose engine was another', async () => {
       const plans = [planFor(), planFor()] as const;
       const [paused, replaced] = await Promise.all([restoreAndLeave(plans[0]), restoreAndLeave(plans[1])]);
       let told = 0;
@@ -168,8 +158,7 @@ export function describeAdoption(context: AdoptionContext): void {
       await expectClean();
     });
 
-    test('it is adopted again by the server after the next one', async (test) => {
-      requireAdoption(test);
+    test('it is adopted again by the server after the next one', async () => {
       const plan = planFor();
       const first = await restoreAndLeave(plan);
       const sleeper = await spawn(first.agent, ['sleep', '600']);

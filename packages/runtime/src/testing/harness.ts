@@ -13,8 +13,6 @@ export interface BackendHarness extends AsyncDisposable {
   readonly internetHost: string;
   /** Time within which a restore, an end or a clean-up must be over, milliseconds. */
   readonly deadlineMs: number;
-  /** Whether the backend adopts running generations; what is tested of that is skipped otherwise. */
-  readonly adopts: boolean;
   /** An empty directory, removed with the harness. */
   emptyDirectory(): Promise<string>;
   /** Makes the generation end in that way, without the backend's help. */

@@ -101,8 +101,12 @@ async function openQemu(deps: HostBackendDependencies): Promise<HostBackend> {
     })),
     slots: () => slots.status(),
     async abandon() {
-      await backend.abandon();
-      await slots.abandon();
+      try {
+        await backend.abandon();
+      } finally {
+        // Whatever became of that: disposing the slots would take them from the engines.
+        await slots.abandon();
+      }
     },
     [Symbol.asyncDispose]: () => everything.disposeAsync(),
   };

@@ -60,6 +60,8 @@ export async function createGateway(options: GatewayOptions): Promise<Gateway> {
 
   const inForce = { rules: '', addresses: '' };
   let left: readonly Leftover[] = [];
+  /** What is there is this server's; until then a failure must not take it from sandboxes that run. */
+  let own = false;
   let refreshing: Promise<void> | undefined;
   let again = false;
   let disposed = false;
@@ -98,6 +100,7 @@ export async function createGateway(options: GatewayOptions): Promise<Gateway> {
       log.info({ slots: slots.length }, 'going on with the gateway of a former server');
       return;
     }
+    own = true;
     await endLeftoverPasta(pidFile, gatewayPath);
     if (leftovers.length > 0) log.info({ leftovers: leftovers.map(pathOf) }, 'removing the network of a former server');
     await namespaces.deleteFiles(leftovers.map(pathOf));
@@ -164,8 +167,8 @@ export async function createGateway(options: GatewayOptions): Promise<Gateway> {
     await begin();
     await refresh();
   } catch (error) {
-    if (left.length > 0) await gateway.abandon();
-    else await gateway[Symbol.asyncDispose]();
+    if (own) await gateway[Symbol.asyncDispose]();
+    else await gateway.abandon();
     throw error;
   }
   return gateway;

@@ -1,6 +1,6 @@
 import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { Clock } from '@agentenv/core';
+import { type Clock, PlatformError } from '@agentenv/core';
 import type { Exec } from '../exec.ts';
 import { GATEWAY_MAC, GUEST_ADDRESSING, type SlotAddresses } from './addressing.ts';
 import { createIpBatch, type IpBatch } from './ip-batch.ts';
@@ -59,7 +59,10 @@ export interface Namespaces extends AsyncDisposable {
   /** Files of this prefix, whoever made them. */
   leftovers(): Promise<readonly Leftover[]>;
   createGateway(): Promise<void>;
-  /** Takes over a former server's gateway and puts these rules in force instead of its own; false when there is no whole one. */
+  /**
+   * Takes over a former server's gateway and puts these rules in force instead of its own; false when there is no whole one.
+   * Throws `deadline_exceeded` when the host is too busy to tell.
+   */
   takeOverGateway(rules: string): Promise<boolean>;
   createSlot(spec: SlotSpec): Promise<void>;
   /** Also removes what a failed `createSlot` left. */
@@ -165,7 +168,9 @@ export function createNamespaces({
       try {
         // Its table is made last of all, so one that was not finished fails here.
         await nft(gatewayPath, `delete table inet aenv\n${rules}`);
-      } catch {
+      } catch (error) {
+        // A slow moment of the host must not cost sandboxes that run their network.
+        if (error instanceof PlatformError && error.code === 'deadline_exceeded') throw error;
         return false;
       }
       gateway = createIpBatch({ netns: gatewayPath, clock });

@@ -39,10 +39,10 @@ const RUNS: readonly SandboxRecord['state'][] = ['running', 'snapshotting', 'for
 
 /**
  * Puts in order what a former server of this host left, before anything else happens. What ran is adopted where the backend
- * can; every other generation is ended, whether the ledger knows it or not, and the custom extension is told. Then what was paused stays, a resume that was not
- * finished is rolled back to paused, and all other records go; in the end the captures that no record of a sandbox or a
- * snapshot names. In this order, so that a crash in between is repaired by the next start. Throws when ledger or captures
- * cannot be read or the backend cannot clean up.
+ * can; every other generation is ended, whether the ledger knows it or not, and the custom extension is told. Then what was
+ * paused stays, a resume that was not finished is rolled back to paused, and all other records go; in the end the captures
+ * that no record of a sandbox or a snapshot names. In this order, so that a crash in between is repaired by the next start.
+ * Throws when ledger or captures cannot be read or the backend cannot clean up.
  */
 export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Reconciled> {
   const { backend, captures, ledger, clock, log } = deps;

@@ -18,6 +18,11 @@ export interface Measured {
   ok(row: { readonly p50: number; readonly p99: number; readonly floor: number; readonly ratio: number }): boolean;
 }
 
+/** A row without a floor and without a budget that could be missed: what is told beside others. */
+export function figure(name: string, unit: string, samples: readonly number[], budget = '–'): Measured {
+  return { name, unit, samples, floor: undefined, budget, ok: () => true };
+}
+
 /** One bench: a name to ask for, and the rows it yields. */
 export interface Bench {
   readonly name: string;

@@ -4,7 +4,7 @@ import { rootProcess } from '@agentenv/agent/testing';
 import { Sandbox } from 'e2b';
 import { openBareHost } from '../lib/bare.ts';
 import { startChild } from '../lib/child.ts';
-import type { Bench, Measured } from '../lib/row.ts';
+import { type Bench, figure, type Measured } from '../lib/row.ts';
 import { ARTIFACTS, benchServer, NO_POOL, repeat, timed } from '../lib/session.ts';
 
 const BYTES = 32 * 2 ** 20;
@@ -113,24 +113,16 @@ export const channel: Bench = {
       budget: '≥ 0.6 × floor',
       ok: ({ ratio }) => ratio >= 0.6,
     });
-    const figure = (name: string, values: readonly number[]): Measured => ({
-      name,
-      unit: 'MB/s',
-      samples: values,
-      floor: undefined,
-      budget: '–',
-      ok: () => true,
-    });
     return [
       row('file up', up, together(rawUp, aloneUp)),
-      figure('file up: raw frames', rawUp),
-      figure('file up: the SDK alone', aloneUp),
+      figure('file up: raw frames', 'MB/s', rawUp),
+      figure('file up: the SDK alone', 'MB/s', aloneUp),
       row('file down', down, together(rawDown, aloneDown)),
-      figure('file down: raw frames', rawDown),
-      figure('file down: the SDK alone', aloneDown),
+      figure('file down: raw frames', 'MB/s', rawDown),
+      figure('file down: the SDK alone', 'MB/s', aloneDown),
       row('stdout', stdout, together(rawStdout, aloneStdout)),
-      figure('stdout: raw frames of a process', rawStdout),
-      figure('stdout: the SDK alone', aloneStdout),
+      figure('stdout: raw frames of a process', 'MB/s', rawStdout),
+      figure('stdout: the SDK alone', 'MB/s', aloneStdout),
     ];
   },
 };

@@ -2,6 +2,7 @@ import type { Bench } from '../lib/row.ts';
 import { channel } from './channel.ts';
 import { controlPlane } from './control-plane.ts';
 import { create, warmTrue } from './create.ts';
+import { extension } from './extension.ts';
 import { list, terminal } from './guest-api.ts';
 import { lifecycle } from './lifecycle.ts';
 import { busy, clock } from './load.ts';
@@ -19,6 +20,7 @@ export const BENCHES: readonly Bench[] = [
   terminal,
   proxy,
   network,
+  extension,
   lifecycle,
   memoryPerClone,
   idle,

@@ -3,6 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { DEFAULT_ALWAYS_DENIED, DEFAULT_NETWORK_POLICY, type NetworkPolicy, SILENT_LOG } from '@agentenv/core';
 import { createRealClock } from '@agentenv/core/testing';
+import { waitUntil } from '../../e2e/lib/wait.ts';
 import { createExec } from '../../packages/runtime/src/exec.ts';
 import type { NetworkSlots } from '../../packages/runtime/src/network/slot.ts';
 import { createNetworkSlots } from '../../packages/runtime/src/network/slots.ts';
@@ -27,11 +28,8 @@ function policyOf(rules: number): NetworkPolicy {
 }
 
 async function full(slots: NetworkSlots): Promise<void> {
-  const end = performance.now() + REFILL_DEADLINE_MS;
-  while (slots.status().ready < POOL.high) {
-    if (performance.now() > end) throw new Error('the pool of network slots was not filled in time');
-    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
-  }
+  const what = 'the pool of network slots to be full';
+  await waitUntil(() => slots.status().ready >= POOL.high, { timeout: REFILL_DEADLINE_MS, what, interval: POLL_MS });
 }
 
 async function run({ progress, effort }: BenchContext): Promise<readonly Measured[]> {

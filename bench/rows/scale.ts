@@ -3,7 +3,7 @@ import { Sandbox } from 'e2b';
 import { engines, ledgerIds, residentBytes } from '../../e2e/lib/host.ts';
 import type { TestServer } from '../../e2e/lib/server.ts';
 import { waitUntil } from '../../e2e/lib/wait.ts';
-import type { Bench, Measured } from '../lib/row.ts';
+import { type Bench, figure, type Measured } from '../lib/row.ts';
 import { benchServer, NO_POOL, timed } from '../lib/session.ts';
 
 const MIB = 2 ** 20;
@@ -43,15 +43,6 @@ const none = (name: string, samples: readonly number[]): Measured => ({
   floor: undefined,
   budget: '0',
   ok: ({ p99 }) => p99 === 0,
-});
-
-const figure = (name: string, unit: string, samples: readonly number[], budget = '–'): Measured => ({
-  name,
-  unit,
-  samples,
-  floor: undefined,
-  budget,
-  ok: () => true,
 });
 
 /** Many streams that say nothing, and many commands at once, over twenty sandboxes. */

@@ -40,6 +40,7 @@ describe('failures of the custom extension', () => {
     ['resume', 409],
     ['fork', 400],
     ['patch', 400],
+    ['auto-resume', 400],
   ])('to the caller of %s a rejection is %i, everything else 500; the message stays', (operation, status) => {
     const statusOf = (error: unknown) => (answerToCaller(operation, error) as PlatformError).mapping.http;
     expect(statusOf(new Error('outer', { cause: rejected }))).toBe(status);

@@ -57,13 +57,15 @@ function isHookCode(code: PlatformError['code']): boolean {
 }
 
 /** Operations of clients in which the extension has a say. */
-export type HookedOperation = 'create' | 'connect' | 'resume' | 'fork' | 'patch';
+export type HookedOperation = 'create' | 'connect' | 'resume' | 'auto-resume' | 'fork' | 'patch';
 
 /** What a rejection by the extension is to the caller (contract hooks.md section 4); every other failure is a 500. */
 const REJECTION: Readonly<Record<HookedOperation, PlatformError['code']>> = {
   create: 'extension_rejected',
   connect: 'extension_rejected',
   resume: 'conflict',
+  // The data plane has words of its own for it: 502.
+  'auto-resume': 'extension_rejected',
   fork: 'extension_rejected',
   patch: 'extension_rejected',
 };

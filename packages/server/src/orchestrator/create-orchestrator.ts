@@ -330,7 +330,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     },
     async wake(id) {
       refuseWhileClosing();
-      await answering('resume', wake(id));
+      await answering('auto-resume', wake(id));
     },
     fork: (id, request) => forking.fork(id, request),
     snapshot: (id, name) => snapshotting.snapshot(id, name),

@@ -24,6 +24,9 @@ export type DataPlaneProblem =
   | { readonly kind: 'resume-failed' }
   /** The same for want of room. */
   | { readonly kind: 'resume-refused-by-limit' }
+  /** The operator's extension did not allow it, or did not answer properly. What it said is for the owner alone. */
+  | { readonly kind: 'resume-refused-by-extension' }
+  | { readonly kind: 'resume-failed-by-extension' }
   | { readonly kind: 'resume-timed-out' }
   /** A path of port 49983 that only the platform may use. */
   | { readonly kind: 'reserved-path' }
@@ -71,6 +74,10 @@ function e2bAnswer(problem: DataPlaneProblem, { sandboxId, accept }: Asker): Dat
       return tell(502, 'The sandbox was not found');
     case 'resume-refused-by-limit':
       return tell(429, 'The sandbox could not be resumed: the host is full');
+    case 'resume-refused-by-extension':
+      return tell(502, 'The sandbox could not be resumed: the custom extension refused it');
+    case 'resume-failed-by-extension':
+      return tell(502, 'The sandbox could not be resumed: the custom extension failed');
     case 'resume-timed-out':
       return tell(504, 'The sandbox did not resume in time');
     case 'reserved-path':
@@ -101,6 +108,8 @@ function agentenvAnswer(problem: DataPlaneProblem): DataPlaneAnswer {
       return empty(401);
     case 'resume-failed':
     case 'resume-refused-by-limit':
+    case 'resume-refused-by-extension':
+    case 'resume-failed-by-extension':
       return text(502, 'sandbox auto-resume failed');
     case 'resume-timed-out':
       return text(504, 'sandbox auto-resume timed out');

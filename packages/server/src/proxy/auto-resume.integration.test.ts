@@ -5,6 +5,7 @@ import { PlatformError, type SandboxRecord } from '@agentenv/core';
 import { createFakeClock, type FakeClock, sandboxRecord } from '@agentenv/core/testing';
 import { afterAll, beforeAll, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { WebSocket, WebSocketServer } from 'ws';
+import { answerToCaller } from '../hooks/failure.ts';
 import { readAnswer, responseOf, send, start } from '../testing/http-client.ts';
 import { type IngressFixture, SANDBOX_ID, startIngress } from '../testing/ingress-fixture.ts';
 
@@ -113,6 +114,22 @@ describe('a request for a paused sandbox that traffic resumes', () => {
   it.each([
     ['fails', 'create_failed', 502, NOT_FOUND, 502, 'sandbox auto-resume failed'],
     [
+      'is refused by the extension',
+      'extension_rejected',
+      502,
+      { ...NOT_FOUND, message: 'The sandbox could not be resumed: the custom extension refused it' },
+      502,
+      'sandbox auto-resume failed',
+    ],
+    [
+      'finds the extension failing',
+      'extension_failed',
+      502,
+      { ...NOT_FOUND, message: 'The sandbox could not be resumed: the custom extension failed' },
+      502,
+      'sandbox auto-resume failed',
+    ],
+    [
       'finds no room',
       'capacity',
       429,
@@ -123,7 +140,7 @@ describe('a request for a paused sandbox that traffic resumes', () => {
   ] as const)('is told when the resume %s', async (_case, code, status, body, ownStatus, ownBody) => {
     asleep();
     ingress.orchestrator.setWake(async () => {
-      throw new PlatformError(code, 'no');
+      throw answerToCaller('auto-resume', new PlatformError(code, 'no'));
     });
     const answer = await send(ingress.port, '/', { method: 'POST', headers: byHost(PORT), body: 'lost' });
     expect([answer.status, JSON.parse(String(answer.body))]).toEqual([status, body]);

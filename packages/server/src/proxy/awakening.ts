@@ -5,6 +5,14 @@ import type { DataPlaneProblem } from './answers.ts';
 /** How long a request waits for the resume it asked for, milliseconds (agentenv.md section 15.3). */
 const AUTO_RESUME_TIMEOUT_MS = 60_000;
 
+/** What stands in the way, where its requests are told more than that it failed. */
+const PROBLEMS: ReadonlyMap<PlatformError['code'], ResumeProblem> = new Map([
+  ['capacity', 'resume-refused-by-limit'],
+  ['extension_rejected', 'resume-refused-by-extension'],
+  ['extension_failed', 'resume-failed-by-extension'],
+]);
+type ResumeProblem = Extract<DataPlaneProblem['kind'], `resume-${string}`>;
+
 export interface AwakeningDependencies {
   readonly orchestrator: Pick<Orchestrator, 'wake' | 'target'>;
   readonly clock: Clock;
@@ -34,7 +42,7 @@ export function createAwakening({ orchestrator, clock, log }: AwakeningDependenc
       if (timedOut) return { kind: 'resume-timed-out' };
       const { kind } = orchestrator.target(sandboxId);
       if (kind === 'not-found' || kind === 'not-proxyable') return { kind };
-      return { kind: code === 'capacity' ? 'resume-refused-by-limit' : 'resume-failed' };
+      return { kind: PROBLEMS.get(code) ?? 'resume-failed' };
     }
   };
 }

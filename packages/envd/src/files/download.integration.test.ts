@@ -90,6 +90,15 @@ describe('GET /files', () => {
     expect(json(answer)).toEqual({ code: status, message: expect.stringMatching(message) });
   });
 
+  test('a name that is no UTF-8 is refused instead of changed', async () => {
+    for (const query of ['path=%FF', 'path=/etc/hostname&username=%C3']) {
+      const answer = await files.envd.request(`/files?${query}`);
+      expect(answer.status).toBe(400);
+      expect(json(answer)).toEqual({ code: 400, message: expect.stringContaining('UTF-8') });
+    }
+    expect((await files.put('a\uFFFD', 'x')).status).toBe(200);
+  });
+
   test('HEAD answers the headers only', async () => {
     await writeFile(files.host('a'), 'hello');
     const answer = await files.envd.request(filesUrl({ path: files.path('a') }), { method: 'HEAD' });

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { createRealClock } from '@agentenv/core/testing';
 import { createFakeBackend, createFakeWorld, createFileArtifacts } from '@agentenv/runtime';
 import { expect, test } from 'vitest';
+import { describeHookCaptures } from '../testing/hook-captures-suite.ts';
 import { describeHookOperations } from '../testing/hook-operations-suite.ts';
 import type { HookHost } from '../testing/hook-world.ts';
 import { describeHooks } from '../testing/hooks-suite.ts';
@@ -24,7 +25,7 @@ async function openHost(): Promise<HookHost> {
   };
 }
 
-describeHooks('fake', openHost, [describeHookOperations]);
+describeHooks('fake', openHost, [describeHookOperations, describeHookCaptures]);
 
 test('a server asks the extension its environment names', async () => {
   await using ext = await startRecordingExtension();

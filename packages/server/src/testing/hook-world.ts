@@ -1,9 +1,11 @@
 import { randomBytes } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
+import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createAdmission, createUuidSource, DEFAULT_ADMISSION_LIMITS, type Resources } from '@agentenv/core';
 import { createRealClock, createRecordingLog, createSeededRandom } from '@agentenv/core/testing';
+import { HEADERS } from '@agentenv/protocol';
 import type { Backend, RootFilesystem } from '@agentenv/runtime';
 import { DEFAULT_SNAPSHOT_REPOSITORY_CONFIG, openCaptureStore, openSnapshotRepository } from '@agentenv/storage';
 import { createMemoryDisk, type MemoryDisk, openMemoryLedger } from '@agentenv/storage/testing';
@@ -22,6 +24,7 @@ import { createDataPlane } from '../proxy/data-plane.ts';
 import { createTemplateCatalogue } from '../templates/template-catalogue.ts';
 import { createTemplateRegistry, DEFAULT_TEMPLATE_REGISTRY_CONFIG } from '../templates/template-registry.ts';
 import { createTestEvents } from './events.ts';
+import { send } from './http-client.ts';
 import { LARGE_HOST } from './lifecycle-harness.ts';
 
 /** A host with one kind of backend, for suites that run on every one. */
@@ -38,6 +41,8 @@ export interface HookServerOptions {
   /** As an operator writes it in the configuration; undefined: none. */
   readonly extensionUrl: string | undefined;
   readonly timeoutMs: number;
+  /** Changes what the backend does; unless given it is the one of the host. */
+  readonly backend?: (backend: Backend) => Backend;
   /** What outlives a server; a new one unless given. */
   readonly home?: HookHome;
 }
@@ -62,15 +67,26 @@ export interface ApiAnswer {
   readonly body: unknown;
 }
 
-/** A whole server on a host, without sockets of its own. */
+/** A whole server on a host. */
 export interface HookServer extends AsyncDisposable {
   readonly orchestrator: OwnedOrchestrator;
   readonly log: ReturnType<typeof createRecordingLog>;
   readonly home: HookHome;
   readonly backend: Backend;
-  api(method: 'GET' | 'POST' | 'PATCH' | 'DELETE', path: string, body?: unknown): Promise<ApiAnswer>;
+  api(method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE', path: string, body?: unknown): Promise<ApiAnswer>;
+  /** A request to a port of a sandbox, by the headers of one family of clients. */
+  visit(id: string, family: 'e2b' | 'agentenv'): Promise<{ readonly status: number; readonly text: string }>;
 }
 
+/** The port of `visit`; nobody listens there. */
+const VISITED_PORT = '3000';
+const ROUTING_HEADERS = {
+  e2b: [HEADERS.e2bSandboxId, HEADERS.e2bSandboxPort],
+  agentenv: [HEADERS.agentenvSandboxId, HEADERS.agentenvTargetPort],
+} as const;
+
+/** On a busy host the first boot of an emulated guest takes longer than a client would wait. */
+const TEMPLATES = { ...DEFAULT_TEMPLATE_REGISTRY_CONFIG, waitMs: DEFAULT_TEMPLATE_REGISTRY_CONFIG.prepareTimeoutMs };
 const API_KEY = `e2b_${'0b'.repeat(20)}`;
 
 /** Starts one; disposing shuts it down in good order, with its backend. */
@@ -83,14 +99,15 @@ export async function startHookServer(options: HookServerOptions): Promise<HookS
   const rng = { bytes: (length: number) => randomBytes(length) };
   const ids = createUuidSource({ clock, rng });
   const metrics = createMetrics();
-  const backend = undo.use(host.open());
+  const own = undo.use(host.open());
+  const backend = options.backend?.(own) ?? own;
   const ledger = openMemoryLedger({ disk: home.disk, log });
   const captures = await openCaptureStore({ root: home.captures });
   const registry = undo.use(
     createTemplateRegistry({
       ...{ backend, ledger, clock, rng, ids, log, stages: metrics.stages },
       sources: [{ name: 'base', rootfs: host.rootfs, resources: host.resources }],
-      ...{ namespace: 'default', envdVersion: '0.6.13', config: DEFAULT_TEMPLATE_REGISTRY_CONFIG },
+      ...{ namespace: 'default', envdVersion: '0.6.13', config: TEMPLATES },
     }),
   );
   const snapshots = await openSnapshotRepository({
@@ -142,6 +159,8 @@ export async function startHookServer(options: HookServerOptions): Promise<HookS
     }),
   });
   undo.defer(() => app.close());
+  await app.listen({ host: '127.0.0.1', port: 0 });
+  const { port } = app.server.address() as AddressInfo;
   const everything = undo.move();
   return {
     ...{ orchestrator, log, home, backend },
@@ -151,6 +170,11 @@ export async function startHookServer(options: HookServerOptions): Promise<HookS
         ...(body === undefined ? {} : { payload: body as object }),
       });
       return { status: response.statusCode, body: response.body === '' ? undefined : response.json() };
+    },
+    async visit(id, family) {
+      const [sandbox, target] = ROUTING_HEADERS[family];
+      const { status, body } = await send(port, '/', { headers: { [sandbox]: id, [target]: VISITED_PORT } });
+      return { status, text: body.toString() };
     },
     [Symbol.asyncDispose]: () => everything.disposeAsync(),
   };

@@ -154,6 +154,11 @@ export function describeHooks(
         const id = String(call?.body.sandboxId);
         expect(server.orchestrator.target(id)).toEqual({ kind: 'not-proxyable' });
         expect(server.orchestrator.get(id).state).toBe('creating');
+        expect(await server.visit(id, 'agentenv')).toMatchObject({ status: 410 });
+        expect(await server.visit(id, 'e2b')).toMatchObject({
+          status: 502,
+          text: expect.stringContaining('The sandbox was not found'),
+        });
         ext.reset();
         expect(idOf(await creating)).toBe(id);
         expect(ext.calls).toEqual([]);

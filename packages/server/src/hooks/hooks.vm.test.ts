@@ -1,5 +1,6 @@
 import { createQemuWorld } from '@agentenv/runtime/testing';
 import { expect, test } from 'vitest';
+import { describeHookCaptures } from '../testing/hook-captures-suite.ts';
 import { describeHookOperations } from '../testing/hook-operations-suite.ts';
 import type { HookHost } from '../testing/hook-world.ts';
 import { startHookServer } from '../testing/hook-world.ts';
@@ -17,7 +18,7 @@ async function openHost(pool = { low: 0, high: 0 }): Promise<HookHost> {
   };
 }
 
-describeHooks('qemu', () => openHost(), [describeHookOperations]);
+describeHooks('qemu', () => openHost(), [describeHookOperations, describeHookCaptures]);
 
 test('qemu hooks/68 machines in the pool are nobody’s; one that is taken sends its start before it goes on', async () => {
   await using ext = await startRecordingExtension();

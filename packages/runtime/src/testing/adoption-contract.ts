@@ -9,6 +9,8 @@ export interface AdoptionContext {
   planFor(): LaunchPlan;
   /** From the template, by the backend of now; not ended after the test, because its server crashes. */
   restoreAndLeave(plan: LaunchPlan): Promise<RunningSandbox>;
+  /** The same from the disk of a capture. */
+  bootAndLeave(plan: LaunchPlan, snapshot: StoredSnapshot): Promise<RunningSandbox>;
   /** Ended after the test. */
   restore(plan: LaunchPlan, snapshot: StoredSnapshot): Promise<RunningSandbox>;
   /** The server crashes; the next one has reconciled, and what it adopted is ended after the test. */
@@ -97,6 +99,30 @@ export function describeAdoption(context: AdoptionContext): void {
       await sandbox.stop();
       const { manifest } = captured;
       const later = await context.restore(planFor(), { directory, manifest });
+      await captured.release();
+      expect(await readText(later.agent, '/home/user/before')).toBe('before');
+      expect(await readText(later.agent, '/home/user/after')).toBe('after');
+      expect((await later.agent.listProcesses()).map(({ pid }) => pid)).toContain(sleeper.pid);
+    });
+
+    test('one that was booted and was being captured without memory goes on, and is captured with it', async () => {
+      const { emptyDirectory } = context.harness();
+      const source = await restoreAndLeave(planFor());
+      await writeText(source.agent, '/home/user/before', 'before');
+      const disk = await emptyDirectory();
+      const { manifest } = await source.captureDisk(disk);
+      await source.stop();
+      const plan = planFor();
+      const former = await context.bootAndLeave(plan, { directory: disk, manifest });
+      const sleeper = await spawn(former.agent, ['sleep', '600']);
+      await former.captureDisk(await emptyDirectory());
+
+      const sandbox = await restartWith(knownAs(plan, former));
+      await writeText(sandbox.agent, '/home/user/after', 'after');
+      const directory = await emptyDirectory();
+      const captured = await sandbox.capture(directory);
+      await sandbox.stop();
+      const later = await context.restore(planFor(), { directory, manifest: captured.manifest });
       await captured.release();
       expect(await readText(later.agent, '/home/user/before')).toBe('before');
       expect(await readText(later.agent, '/home/user/after')).toBe('after');

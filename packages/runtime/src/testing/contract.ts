@@ -418,6 +418,7 @@ export function describeBackendContract(name: string, makeHarness: () => Promise
     describeAdoption({
       ...{ harness: () => harness, planFor, restart, restore, expectClean },
       restoreAndLeave: (plan) => backend.restore(template, plan),
+      bootAndLeave: (plan, snapshot) => backend.boot(snapshot, plan),
     });
 
     describe('reconcile', () => {

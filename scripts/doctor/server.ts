@@ -49,6 +49,7 @@ export async function checkBackends(config: Config, uid: number): Promise<readon
     log: SILENT_LOG,
     accelerator: config['qemu.accelerator'],
     pool: { low: 0, high: 0 },
+    engines: { low: 0, high: 0 },
   });
   const probe = await backend.probe();
   const detail = [`${probe.isolation}, ${probe.accelerator}, ${probe.speedClass}`, ...probe.reasons].join('; ');

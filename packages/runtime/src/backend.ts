@@ -160,8 +160,18 @@ export interface Reconciliation {
   readonly adopted: readonly RunningSandbox[];
 }
 
+interface AdvanceStatus {
+  readonly ready: number;
+  readonly target: number;
+  readonly hits: number;
+  readonly misses: number;
+}
+
 export interface BackendStatus {
-  readonly pool: { readonly ready: number; readonly target: number; readonly hits: number; readonly misses: number };
+  /** Guests of a template, restored in advance. */
+  readonly pool: AdvanceStatus;
+  /** Engines started in advance that restore any capture of a template's sandboxes. */
+  readonly engines: AdvanceStatus;
 }
 
 /** One way to run sandboxes. The same contract suite runs over every implementation. */

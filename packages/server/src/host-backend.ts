@@ -83,6 +83,7 @@ async function openQemu(deps: HostBackendDependencies): Promise<HostBackend> {
       log: log.child({ part: 'qemu' }),
       accelerator: config['qemu.accelerator'],
       pool: { low: config['pool.low_watermark'], high: config['pool.high_watermark'] },
+      engines: { low: config['pool.engines.low_watermark'], high: config['pool.engines.high_watermark'] },
     }),
   );
   const probe = await backend.probe();

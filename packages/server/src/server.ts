@@ -193,6 +193,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
     registerHostGauges(metrics.registry, {
       sandboxes: () => orchestrator.status().sandboxes,
       pool: () => host.backend.status().pool,
+      engines: () => host.backend.status().engines,
       slots: () => host.slots(),
     }),
   );

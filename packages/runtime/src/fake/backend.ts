@@ -190,7 +190,10 @@ export function createFakeBackend({
       const endedKnown = freed.filter((instanceId) => ids.has(instanceId));
       return { ended: left.length, endedKnown, adopted };
     },
-    status: () => ({ pool: { ready: warmed.size, target: warmed.size, hits, misses } }),
+    status: () => ({
+      pool: { ready: warmed.size, target: warmed.size, hits, misses },
+      engines: { ready: 0, target: 0, hits: 0, misses: 0 },
+    }),
     async abandon() {
       running.clear();
     },

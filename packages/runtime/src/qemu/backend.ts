@@ -7,7 +7,6 @@ import { createExec } from '../exec.ts';
 import { assertBootable, assertRestorable } from '../fingerprint.ts';
 import { GUEST_ADDRESSING } from '../network/addressing.ts';
 import type { NetworkSlots } from '../network/slot.ts';
-import { createPool, type Pool, type PoolStatus } from '../pool/pool.ts';
 import { BACKEND_NAME } from './capture.ts';
 import { createEngineCgroups } from './cgroups.ts';
 import { createClockKeeper } from './clock-keeper.ts';
@@ -16,6 +15,7 @@ import { readIdentity } from './engine-identity.ts';
 import { createGate } from './gate.ts';
 import { holdEventLoop } from './hold-event-loop.ts';
 import { hostFault } from './host-fault.ts';
+import { UnusableInAdvance } from './in-advance.ts';
 import { findEngines, removeLeftovers } from './leftovers.ts';
 import {
   adoptMachine,
@@ -26,23 +26,21 @@ import {
   rebootMachine,
   restoreMachine,
 } from './machine.ts';
+import { createMachinePools, type PoolSize } from './machine-pools.ts';
 import { watchMemory } from './memory-pressure.ts';
 import { createMemoryThread } from './memory-thread.ts';
+import { prepareEngine, restorePrepared } from './prepared-engine.ts';
 import { type AcceleratorChoice, probeHost, probeKvm, readEngineVersion } from './probe.ts';
 import { type Accelerator, engineFingerprint } from './qemu-args.ts';
 import { createRunningVm, type RunningVm, type RunningVmDeps } from './running-vm.ts';
 import { createSnapshotIntegrity } from './snapshot-integrity.ts';
 import { createTemplates, type Templates } from './templates.ts';
 import { cachedTscKhz, measureTscKhz, readCpuModel } from './tsc.ts';
-import { makeWarmMachine, UnusableWarmMachine, type WarmMachine, wakeMachine } from './warm-machine.ts';
+import { makeWarmMachine, wakeMachine } from './warm-machine.ts';
 
 const DEFAULT_ENGINE = '/usr/bin/qemu-system-x86_64';
 const CGROUP_ROOT = '/sys/fs/cgroup';
 const SWEEP_MS = 30_000;
-const POOL_RETRY_MS = 1_000;
-const POOL_DEMAND_WINDOW_MS = 60_000;
-/** A create is followed by its first command within this time; making a guest meanwhile would slow both. */
-const POOL_SETTLE_MS = 500;
 /** Engines started at the same time for waiting callers, per core: more only delays the first of them. */
 const STARTS_PER_CORE = 2;
 
@@ -58,16 +56,12 @@ export interface QemuBackendOptions {
   readonly log: Log;
   /** `auto`: KVM where an unprivileged engine can use it. */
   readonly accelerator: AcceleratorChoice;
-  readonly pool: {
-    /** Guests kept ready per warmed template when nobody asks; 0 and `high` 0 for none. */
-    readonly low: number;
-    /** Guests kept ready per warmed template at most. */
-    readonly high: number;
-  };
+  /** Guests kept ready per warmed template. */
+  readonly pool: PoolSize;
+  /** Engines kept ready per warmed template, for captures of its sandboxes. */
+  readonly engines: PoolSize;
   readonly enginePath?: string;
 }
-
-type WarmPool = Pool<WarmMachine>;
 
 /** Everything that needs the host's facts; found out once, with the first call. */
 interface Ready extends MachineDeps {
@@ -89,11 +83,21 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
   const clocks = createClockKeeper(clock);
   const gate = createGate(Math.max(2, availableParallelism() * STARTS_PER_CORE));
   const stopping = new AbortController();
-  const pools = new Map<string, WarmPool>();
+  const pools = createMachinePools({
+    ...{ machines: options.pool, engines: options.engines, clock, log },
+    async makeMachine(snapshot, signal) {
+      const deps = await onHost();
+      await integrity.verify(snapshot);
+      return makeWarmMachine(deps, snapshot, signal);
+    },
+    async makeEngine(snapshot, signal) {
+      const deps = await onHost();
+      await integrity.verify(snapshot);
+      return prepareEngine(deps, snapshot, signal);
+    },
+  });
   const running = new Set<RunningVm>();
   const underWay = new Set<Promise<unknown>>();
-  const formerPools = { hits: 0, misses: 0 };
-  let unpooledMisses = 0;
   let sweepTimer: Disposable | undefined;
   let ready: Promise<Ready> | undefined;
 
@@ -197,15 +201,6 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     return { ended: ended.size, endedKnown: endedKnown.map(({ instanceId }) => instanceId), adopted };
   }
 
-  function foreground(): Disposable {
-    const held = [...pools.values()].map((pool) => pool.foreground());
-    return {
-      [Symbol.dispose]() {
-        for (const pass of held) pass[Symbol.dispose]();
-      },
-    };
-  }
-
   /** Gets a machine by `make`, activates it, and leaves nothing of it when either fails. */
   async function launch(
     plan: LaunchPlan,
@@ -216,7 +211,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       const abort = signal === undefined ? stopping.signal : AbortSignal.any([signal, stopping.signal]);
       abort.throwIfAborted();
       const deps = await onHost();
-      using _pools = foreground();
+      using _pools = pools.foreground();
       await using undo = new AsyncDisposableStack();
       const machine = undo.use(await make(deps, abort));
       const sandbox = await activate(deps, machine, plan, abort);
@@ -233,27 +228,48 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     turn: (signal) => gate.enter(signal),
   });
 
-  /** A warm machine where there is one, else a fresh restore. */
+  /** Disposes of what was made in advance and cannot be used, unless nothing else may take its place. */
+  function passOver(caught: unknown): void {
+    if (!(caught instanceof UnusableInAdvance)) throw caught;
+    log.warn({ error: PlatformError.fromUnknown(caught.cause) }, caught.message);
+  }
+
+  async function claimMachine(
+    snapshot: StoredSnapshot,
+    plan: LaunchPlan,
+    signal: AbortSignal,
+  ): Promise<Machine | undefined> {
+    const entry = pools.machine(snapshot);
+    if (entry === undefined) return undefined;
+    try {
+      await wakeMachine(entry.machine, plan, signal);
+      return entry.machine;
+    } catch (caught) {
+      await entry[Symbol.asyncDispose]();
+      passOver(caught);
+      return undefined;
+    }
+  }
+
+  /** A warm machine where there is one, else an engine that was started in advance, else a fresh one. */
   async function obtain(
     deps: Ready,
     snapshot: StoredSnapshot,
     plan: LaunchPlan,
     signal: AbortSignal,
   ): Promise<Machine> {
-    const pool = pools.get(snapshot.directory);
-    const entry = pool?.claim();
-    if (pool === undefined) unpooledMisses++;
-    if (entry !== undefined) {
+    const machine = await claimMachine(snapshot, plan, signal);
+    if (machine !== undefined) return machine;
+    const use = useOf(plan);
+    const prepared = pools.engine(snapshot);
+    if (prepared !== undefined) {
       try {
-        await wakeMachine(entry.machine, plan, signal);
-        return entry.machine;
+        return await restorePrepared(deps, prepared, { snapshot, use }, signal);
       } catch (caught) {
-        await entry[Symbol.asyncDispose]();
-        if (!(caught instanceof UnusableWarmMachine)) throw caught;
-        log.warn({ error: PlatformError.fromUnknown(caught.cause) }, caught.message);
+        passOver(caught);
       }
     }
-    return restoreMachine(deps, snapshot, useOf(plan), signal);
+    return restoreMachine(deps, snapshot, use, signal);
   }
 
   function sweepLater(): void {
@@ -271,23 +287,13 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     try {
       await integrity.verify(snapshot);
     } catch (caught) {
-      await closePool(snapshot.directory);
+      await pools.close(snapshot.directory);
       throw caught;
     }
   }
 
-  async function closePool(directory: string): Promise<void> {
-    const pool = pools.get(directory);
-    pools.delete(directory);
-    if (pool === undefined) return;
-    const { hits, misses } = pool.status();
-    formerPools.hits += hits;
-    formerPools.misses += misses;
-    await pool[Symbol.asyncDispose]();
-  }
-
   async function sweep(): Promise<void> {
-    for (const directory of await integrity.sweep()) await closePool(directory);
+    for (const directory of await integrity.sweep()) await pools.close(directory);
   }
 
   /** Ends everything that is nobody's; what is somebody's is left to `leave`. */
@@ -297,7 +303,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     stopping.abort(new PlatformError('unavailable', 'the server is shutting down'));
     pressure[Symbol.dispose]();
     sweepTimer?.[Symbol.dispose]();
-    await Promise.all([...pools.keys()].map(closePool));
+    await pools[Symbol.asyncDispose]();
     const settled = await ready?.catch(() => undefined);
     await Promise.all([...underWay, settled?.templates.settled()]);
     await Promise.all([...running].map(leave));
@@ -310,12 +316,10 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     clock,
     log,
     onLow() {
-      for (const pool of pools.values()) {
-        pool.suspend().catch((error: unknown) => log.error({ error }, 'the pool could not be given up'));
-      }
+      pools.suspend().catch((error: unknown) => log.error({ error }, 'the pools could not be given up'));
     },
     onRecovered() {
-      for (const pool of pools.values()) pool.resume();
+      pools.resume();
     },
   });
 
@@ -335,24 +339,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       sweepLater();
       return snapshot;
     },
-    warm(snapshot) {
-      if (stopping.signal.aborted || options.pool.high === 0 || pools.has(snapshot.directory)) return;
-      const pool = createPool<WarmMachine>({
-        ...options.pool,
-        concurrency: 1,
-        demandWindowMs: POOL_DEMAND_WINDOW_MS,
-        retryMs: POOL_RETRY_MS,
-        settleMs: POOL_SETTLE_MS,
-        clock,
-        log,
-        async create(signal) {
-          const deps = await onHost();
-          await integrity.verify(snapshot);
-          return makeWarmMachine(deps, snapshot, signal);
-        },
-      });
-      pools.set(snapshot.directory, pool);
-    },
+    warm: (snapshot) => pools.warm(snapshot),
     create(rootfs, plan, signal) {
       const { resources } = plan;
       const boot = (deps: Ready, abort: AbortSignal) =>
@@ -382,26 +369,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       using _alive = holdEventLoop();
       return track(reconcile(known));
     },
-    status() {
-      const sum: PoolStatus = {
-        ready: 0,
-        target: 0,
-        hits: formerPools.hits,
-        misses: formerPools.misses + unpooledMisses,
-      };
-      const statuses = [...pools.values()].map((pool) => pool.status());
-      return {
-        pool: statuses.reduce(
-          (total, { ready: count, target, hits, misses }) => ({
-            ready: total.ready + count,
-            target: total.target + target,
-            hits: total.hits + hits,
-            misses: total.misses + misses,
-          }),
-          sum,
-        ),
-      };
-    },
+    status: () => pools.status(),
     async abandon() {
       await end((sandbox) => sandbox.abandon());
     },

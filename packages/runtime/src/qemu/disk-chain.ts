@@ -3,12 +3,15 @@ import { chmod, chown, lstat, rename } from 'node:fs/promises';
 import { join } from 'node:path';
 import { PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import { createOverlay } from './qcow2.ts';
-import { ENGINE_FD, fdPath, UPPER_IMAGE, UPPER_NODE } from './qemu-args.ts';
+import { DISK_NODE, diskLayerNode, ENGINE_FD, fdPath, UPPER_FILE_NODE, UPPER_IMAGE, UPPER_NODE } from './qemu-args.ts';
 import type { Qmp } from './qmp.ts';
-import { diskLayerName } from './snapshot-files.ts';
+import { diskLayerName, linkOrCopy, linkOrKeep } from './snapshot-files.ts';
 
 /** What an engine may read: it opens its layers anew by their descriptors. */
 const LAYER_MODE = 0o644;
+/** A base another than the one the engine was started on. */
+const OWN_BASE = 'own-disk.raw';
+const OWN_BASE_NODE = 'own-disk';
 
 /** A layer nobody writes to any more. */
 export interface FrozenLayer {
@@ -30,8 +33,22 @@ export interface DiskChain {
    * flushed. Not to be interrupted: a chain whose state became unknown refuses from then on with `create_failed`.
    */
   freeze(): Promise<void>;
+  /**
+   * Puts frozen layers, and their base where it is another one, below the overlay of an engine that was started without
+   * any and whose guest has not run. Rejects with `create_failed` when they cannot be put there; the engine is of no use
+   * then.
+   */
+  attach(lower: DiskLower, signal?: AbortSignal): Promise<void>;
   /** Remembers what a capture found out about the layers, in order, so that the next one need not. */
   learn(layers: readonly SnapshotArtifact[]): void;
+}
+
+/** What lies below a writable disk. */
+export interface DiskLower {
+  readonly base: SnapshotArtifact;
+  /** True when the base is the one the engine was started on. */
+  readonly sameBase: boolean;
+  readonly layers: readonly SnapshotArtifact[];
 }
 
 export interface DiskChainOptions {
@@ -78,11 +95,45 @@ export async function confiscate(path: string, target: string, owner: number): P
   await secureLayer(target, owner);
 }
 
+/** Gives frozen layers names of an engine's own, under which they outlive the snapshot they belong to. */
+export async function linkDiskLayers(
+  layers: readonly SnapshotArtifact[],
+  directory: string,
+): Promise<readonly SnapshotArtifact[]> {
+  const linked: SnapshotArtifact[] = [];
+  for (const [index, layer] of layers.entries()) {
+    const path = join(directory, diskLayerName(index));
+    await linkOrCopy(layer.path, path);
+    linked.push({ ...layer, path });
+  }
+  return linked;
+}
+
+type BlockNode = Readonly<Record<string, unknown>>;
+
+/** A read-only node on a file of the directory of layers. */
+function fileNode(driver: string, node: string, name: string): BlockNode {
+  const file = { driver: 'file', filename: fdPath(ENGINE_FD.layers, name), 'read-only': true };
+  return { driver, 'node-name': node, 'read-only': true, file };
+}
+
+/** Everything that has to come below the overlay, each node within the one above it. */
+function lowerNodes({ sameBase, layers }: DiskLower): BlockNode {
+  const below = sameBase ? DISK_NODE : fileNode('raw', OWN_BASE_NODE, OWN_BASE);
+  const stacked = layers.reduce<BlockNode | string>(
+    (backing, _, index) => ({ ...fileNode('qcow2', diskLayerNode(index), diskLayerName(index)), backing }),
+    below,
+  );
+  if (typeof stacked === 'string') throw new Error('unreachable: there is nothing to be put below');
+  return stacked;
+}
+
 export function createDiskChain(options: DiskChainOptions): DiskChain {
   const { qmp, instance, layerDirectory, owner, bytes } = options;
   const layers: FrozenLayer[] = [...options.layers];
   let { node, image, made } = options.overlay ?? { node: overlayNode(0), image: overlayImage(0), made: 0 };
   let broken = false;
+  let { base } = options;
 
   async function addOverlay(): Promise<{ readonly node: string; readonly image: string }> {
     made++;
@@ -96,8 +147,17 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
     return added;
   }
 
+  /** The engine opens it by its name in the directory, so it has to get one there. */
+  async function linkBase({ path }: SnapshotArtifact): Promise<string> {
+    const linked = join(layerDirectory, OWN_BASE);
+    if ((await linkOrKeep(path, linked)) === linked) return linked;
+    throw new PlatformError('create_failed', 'the disk of the capture lies on another file system');
+  }
+
   return {
-    base: options.base,
+    get base() {
+      return base;
+    },
     get layers() {
       return layers;
     },
@@ -114,6 +174,27 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
       layers.push({ path: frozen, known: undefined });
       node = added.node;
       image = added.image;
+      broken = false;
+    },
+    async attach(lower, signal) {
+      if (lower.sameBase && lower.layers.length === 0) return;
+      broken = true;
+      if (!lower.sameBase) base = await linkBase(lower.base);
+      for (const layer of await linkDiskLayers(lower.layers, layerDirectory)) {
+        layers.push({ path: layer.path, known: layer });
+      }
+      await qmp.execute('blockdev-add', lowerNodes(lower), {}, signal);
+      const backing = lower.layers.length === 0 ? OWN_BASE_NODE : diskLayerNode(lower.layers.length - 1);
+      const cache = { 'no-flush': true };
+      const upper = {
+        driver: 'qcow2',
+        'node-name': UPPER_NODE,
+        file: UPPER_FILE_NODE,
+        backing,
+        discard: 'unmap',
+        cache,
+      };
+      await qmp.execute('blockdev-reopen', { options: [upper] }, {}, signal);
       broken = false;
     },
     learn(known) {

@@ -1,11 +1,11 @@
-import { chown, mkdir, open, realpath, rm } from 'node:fs/promises';
+import { chown, mkdir, open, realpath, rm, writeFile } from 'node:fs/promises';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { type Clock, PlatformError, type Resources, type SnapshotArtifact } from '@agentenv/core';
 import type { RuntimeEnd } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
 import { processStartTime } from '../processes.ts';
-import { createDiskChain, type DiskChain } from './disk-chain.ts';
+import { createDiskChain, type DiskChain, linkDiskLayers } from './disk-chain.ts';
 import { watchEnd } from './engine-end.ts';
 import { type EngineHost, type EngineLayout, SHORT_NAME_LENGTH } from './engine-host.ts';
 import type { EngineIdentity } from './engine-identity.ts';
@@ -14,6 +14,7 @@ import { createOverlay } from './qcow2.ts';
 import {
   type Accelerator,
   AGENT_SOCKET,
+  DEVICE_STATE,
   ENGINE_FD,
   type EngineStart,
   engineArguments,
@@ -22,7 +23,7 @@ import {
   UPPER_IMAGE,
 } from './qemu-args.ts';
 import { openQmp, type Qmp } from './qmp.ts';
-import { DISK_BASE, diskLayerName, linkOrCopy, linkOrKeep, MEMORY_BASE } from './snapshot-files.ts';
+import { DISK_BASE, linkOrKeep, MEMORY_BASE } from './snapshot-files.ts';
 
 const MIB = 1024 * 1024;
 /** Memory of an engine beside its guest's and its translated code: heaps, stacks, buffers of devices. */
@@ -45,8 +46,6 @@ export interface EngineFiles {
   readonly disk: string;
   /** Frozen changes upon it, oldest first. */
   readonly diskLayers: readonly SnapshotArtifact[];
-  /** Captured devices, of a restore. */
-  readonly deviceState: string | undefined;
 }
 
 export interface EngineRequest {
@@ -72,6 +71,12 @@ export interface Engine extends AsyncDisposable {
   readonly disk: DiskChain;
   /** Resolves once, when the engine or its guest can no longer run. */
   readonly ended: Promise<RuntimeEnd>;
+}
+
+/** An engine this server started. */
+export interface StartedEngine extends Engine {
+  /** The file it loads its devices from when it waits for a capture; empty until they are known. */
+  readonly deviceState: string;
 }
 
 function wait(clock: Clock, milliseconds: number): Promise<void> {
@@ -115,15 +120,14 @@ function launcherArguments(
     ['--tap', ENGINE_FD.tap, slot.tap],
     ['--dir', ENGINE_FD.runtime, directories.sockets],
     ['--dir', ENGINE_FD.instance, directories.instance],
+    ['--dir', ENGINE_FD.layers, directories.lower],
     ['--file', ENGINE_FD.memory, directories.memory],
     ['--file', ENGINE_FD.rootfs, files.rootfs],
     ['--file', ENGINE_FD.disk, directories.disk],
   ];
-  for (const [index, layer] of directories.layers.entries()) {
-    inherited.push(['--file', ENGINE_FD.firstDiskLayer + index, layer.path]);
-  }
-  if (files.deviceState !== undefined) inherited.push(['--file', ENGINE_FD.deviceState, files.deviceState]);
-  if (start.kind === 'boot') {
+  if (start.kind === 'incoming') {
+    inherited.push(['--file', ENGINE_FD.deviceState, directories.deviceState]);
+  } else {
     inherited.push(['--file', ENGINE_FD.kernel, host.artifacts.kernel.path]);
     inherited.push(['--file', ENGINE_FD.initramfs, host.artifacts.initramfs.path]);
   }
@@ -160,6 +164,7 @@ export function ownDirectories(layout: EngineLayout, short: string, undo: AsyncD
 interface EngineDirectories extends OwnDirectories {
   readonly layers: readonly SnapshotArtifact[];
   readonly disk: string;
+  readonly deviceState: string;
   /** The file to be mapped. */
   readonly memory: string;
 }
@@ -167,7 +172,7 @@ interface EngineDirectories extends OwnDirectories {
 /** Makes what the engine's uid owns: directories, the writable disk, and an empty memory where none is given. */
 async function makeFiles(
   { layout }: EngineHost,
-  { slot, resources, files }: EngineRequest,
+  { slot, resources, files, start }: EngineRequest,
   short: string,
   undo: AsyncDisposableStack,
 ): Promise<EngineDirectories> {
@@ -176,19 +181,17 @@ async function makeFiles(
     await mkdir(directory, { mode: 0o700 });
     await chown(directory, slot.uid, slot.uid);
   }
-  await mkdir(lower, { mode: 0o700 });
-  const layers: SnapshotArtifact[] = [];
-  for (const [index, layer] of files.diskLayers.entries()) {
-    const path = join(lower, diskLayerName(index));
-    await linkOrCopy(layer.path, path);
-    layers.push({ ...layer, path });
-  }
+  // The engine opens its layers by name and cannot list them; others do not come so far.
+  await mkdir(lower, { mode: 0o711 });
+  const layers = await linkDiskLayers(files.diskLayers, lower);
   const disk = await linkOrKeep(files.disk, join(lower, DISK_BASE));
   await createOverlay(join(instance, UPPER_IMAGE), resources.diskSizeMB * MIB, slot.uid);
   const empty = join(instance, EMPTY_MEMORY);
   if (files.memory === undefined) await createEmptyMemory(empty, resources.memoryMB * MIB, slot.uid);
   const memory = files.memory === undefined ? empty : await linkOrKeep(files.memory, join(lower, MEMORY_BASE));
-  return { sockets, instance, lower, layers, disk, memory };
+  const deviceState = join(lower, DEVICE_STATE);
+  if (start.kind === 'incoming') await writeFile(deviceState, '', { flag: 'wx', mode: 0o600 });
+  return { sockets, instance, lower, layers, disk, deviceState, memory };
 }
 
 async function makeCgroups(
@@ -219,7 +222,11 @@ async function control(
  * Starts an engine in its slot's namespace, as the slot's uid, in a session and control group of its own. Resolves when
  * its control socket answers. Rejects with `create_failed` and the engine's own words; nothing is left then.
  */
-export async function startEngine(host: EngineHost, request: EngineRequest, signal?: AbortSignal): Promise<Engine> {
+export async function startEngine(
+  host: EngineHost,
+  request: EngineRequest,
+  signal?: AbortSignal,
+): Promise<StartedEngine> {
   const { clock, accelerator } = host;
   const { slot, resources, start } = request;
   signal?.throwIfAborted();
@@ -252,19 +259,23 @@ export async function startEngine(host: EngineHost, request: EngineRequest, sign
   await chown(directories.sockets, 0, 0);
 
   const ended = watchEnd({ qmp, exited, tail, clock, log: host.log.child({ engine: name }) });
+  const disk = createDiskChain({
+    ...{ qmp, instance: directories.instance, layerDirectory: directories.lower, base: directories.disk },
+    layers: directories.layers.map((known) => ({ path: known.path, known })),
+    ...{ owner: slot.uid, bytes: resources.diskSizeMB * MIB },
+  });
   const release = undo.move();
   return {
-    identity: { pid, startTime, name, uuid, mapped, diskBase: directories.disk },
+    get identity() {
+      return { pid, startTime, name, uuid, mapped, diskBase: disk.base };
+    },
     qmp,
     uid: slot.uid,
     agentSocket: join(directories.sockets, AGENT_SOCKET),
     directory: directories.instance,
     mapped,
-    disk: createDiskChain({
-      ...{ qmp, instance: directories.instance, layerDirectory: directories.lower, base: directories.disk },
-      layers: directories.layers.map((known) => ({ path: known.path, known })),
-      ...{ owner: slot.uid, bytes: resources.diskSizeMB * MIB },
-    }),
+    deviceState: directories.deviceState,
+    disk,
     ended,
     async abandon() {
       await qmp[Symbol.asyncDispose]();

@@ -54,7 +54,7 @@ export interface Machine extends AsyncDisposable {
 }
 
 /** Runs `work` until the engine ends; then it is aborted and the end is the error, `create_failed`. */
-async function whileRunning<T>(
+export async function whileRunning<T>(
   engine: Engine,
   signal: AbortSignal | undefined,
   work: (signal: AbortSignal) => Promise<T>,
@@ -109,17 +109,44 @@ export interface MachineUse {
   readonly turn?: (signal: AbortSignal | undefined) => Promise<Disposable>;
 }
 
-interface MachinePlan {
+/** What an engine is about to become. */
+export interface GuestPlan {
   readonly resources: Resources;
-  readonly use: MachineUse;
   readonly rootfs: RootFilesystem;
   readonly origin: MachineOrigin | undefined;
-  readonly start: (slot: NetworkSlot, advice: StartAdvice) => Promise<Engine>;
   /** Lets the guest run, where it does not by itself. */
   readonly go: (engine: Engine, signal: AbortSignal) => Promise<unknown>;
+  readonly channel: { readonly key: Uint8Array; readonly deadlineMs: number };
+}
+
+interface MachinePlan extends GuestPlan {
+  readonly use: MachineUse;
+  readonly start: (slot: NetworkSlot, advice: StartAdvice) => Promise<Engine>;
   /** False: another engine has to be started instead. Attempts count from 1. */
   readonly accepts: (agent: Agent, attempt: number) => Promise<boolean>;
-  readonly channel: { readonly key: Uint8Array; readonly deadlineMs: number };
+}
+
+/** An engine in its slot. */
+export interface Seat {
+  readonly slot: NetworkSlot;
+  readonly visit: SlotVisit;
+  readonly engine: Engine;
+}
+
+/** Lets the guest of an engine run; resolves when its agent answers. */
+function letRun(
+  host: EngineHost,
+  { slot, engine }: Pick<Seat, 'slot' | 'engine'>,
+  plan: GuestPlan,
+  signal: AbortSignal | undefined,
+): Promise<Agent> {
+  return whileRunning(engine, signal, async (running) => {
+    const connecting = connectAgent(host, engine, slot, plan.channel, running);
+    // Both are under way at once; when the first fails the abort ends the other.
+    connecting.catch(() => undefined);
+    await plan.go(engine, running);
+    return connecting;
+  });
 }
 
 /** An engine whose guest answers. */
@@ -139,18 +166,26 @@ async function reachGuest(
   for (let attempt = 1; ; attempt++) {
     await using undo = new AsyncDisposableStack();
     const engine = undo.use(await plan.start(slot, advice));
-    const agent = await whileRunning(engine, signal, async (running) => {
-      const connecting = connectAgent(host, engine, slot, plan.channel, running);
-      // Both are under way at once; when the first fails the abort ends the other.
-      connecting.catch(() => undefined);
-      await plan.go(engine, running);
-      return connecting;
-    });
+    const agent = await letRun(host, { slot, engine }, plan, signal);
     undo.use(agent);
     if (!(await plan.accepts(agent, attempt))) continue;
     const release = undo.move();
     return { engine, agent, [Symbol.asyncDispose]: () => release.disposeAsync() };
   }
+}
+
+/** The guest runs and its agent answers; what `undo` holds belongs to the machine then. */
+export async function bringUp(
+  { host }: MachineDeps,
+  { slot, visit, engine }: Seat,
+  plan: GuestPlan,
+  undo: AsyncDisposableStack,
+  signal: AbortSignal | undefined,
+): Promise<Machine> {
+  const agent = undo.use(await letRun(host, { slot, engine }, plan, signal));
+  const { resources, rootfs, origin } = plan;
+  const facts = { resources, rootfs, origin, fingerprint: host.fingerprint };
+  return machineOf({ host, slot, visit, engine, agent, facts, release: undo.move() });
 }
 
 async function assemble(deps: MachineDeps, plan: MachinePlan, signal: AbortSignal | undefined): Promise<Machine> {
@@ -226,7 +261,7 @@ export async function bootMachine(deps: MachineDeps, request: BootRequest, signa
   const { rootfs, resources, use, disk: origin } = request;
   const disk = origin?.disk.path ?? (await emptyDisk(host.layout.disks, resources.diskSizeMB, exec, signal));
   const diskLayers = origin?.diskLayers ?? [];
-  const files = { memory: undefined, rootfs: rootfs.path, disk, diskLayers, deviceState: undefined };
+  const files = { memory: undefined, rootfs: rootfs.path, disk, diskLayers };
   return assemble(
     deps,
     {
@@ -270,6 +305,18 @@ export async function rebootMachine(
   return bootMachine(deps, { rootfs: below, resources, use, disk: diskFiles(snapshot) }, signal);
 }
 
+/** A captured guest; it is still the captured generation when it goes on. */
+export function capturedGuest(snapshot: StoredSnapshot): GuestPlan {
+  const { resources, rootfs, channelKey } = snapshot.manifest;
+  return {
+    resources,
+    rootfs: { path: rootfs.path, digest: rootfs.sha256 ?? '' },
+    origin: snapshotFiles(snapshot),
+    go: (engine, running) => engine.qmp.execute('cont', {}, {}, running),
+    channel: { key: Buffer.from(channelKey, 'hex'), deadlineMs: RESTORE_DEADLINE_MS },
+  };
+}
+
 /** Restores a capture; resolves when the guest runs and its agent answers. It is still the captured generation. */
 export async function restoreMachine(
   deps: MachineDeps,
@@ -277,22 +324,9 @@ export async function restoreMachine(
   use: MachineUse,
   signal?: AbortSignal,
 ): Promise<Machine> {
-  const { host } = deps;
-  const { resources, rootfs, channelKey } = snapshot.manifest;
-  return assemble(
-    deps,
-    {
-      resources,
-      use,
-      rootfs: { path: rootfs.path, digest: rootfs.sha256 ?? '' },
-      origin: snapshotFiles(snapshot),
-      start: (slot) => restoreEngine(host, snapshot, resources, slot, signal),
-      go: (engine, running) => engine.qmp.execute('cont', {}, {}, running),
-      accepts: async () => true,
-      channel: { key: Buffer.from(channelKey, 'hex'), deadlineMs: RESTORE_DEADLINE_MS },
-    },
-    signal,
-  );
+  const { resources } = snapshot.manifest;
+  const start = (slot: NetworkSlot) => restoreEngine(deps.host, snapshot, resources, slot, signal);
+  return assemble(deps, { ...capturedGuest(snapshot), use, start, accepts: async () => true }, signal);
 }
 
 /**

@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto';
 import { PlatformError, type Resources } from '@agentenv/core';
 import type { GuestAddressing } from '../network/slot.ts';
+import { diskLayerName } from './snapshot-files.ts';
 
 /** How guest instructions run. `tscKhz` is the rate of the host's time stamp counter, which an emulated guest reads directly. */
 export type Accelerator =
@@ -26,11 +27,11 @@ export const ENGINE_FD = {
   disk: 9,
   kernel: 10,
   initramfs: 11,
-  /** The oldest layer of the disk; the others follow. */
-  firstDiskLayer: 12,
+  /** Directory of root's with the frozen layers of the disk; those that are added to a started engine come there too. */
+  layers: 12,
 } as const;
 
-/** Frozen layers an engine is started on at most: the launcher hands over 16 files in all. */
+/** Frozen layers below the writable disk at most. */
 export const MAX_DISK_LAYERS = 8;
 
 export const QMP_SOCKET = 'qmp.sock';
@@ -40,6 +41,12 @@ export const DEVICE_STATE = 'devices.state';
 export const AGENT_PORT = 'aenv.agent';
 export const CONSOLE_DEVICE = 'console';
 export const UPPER_NODE = 'upper';
+export const UPPER_FILE_NODE = 'upper-file';
+/** The raw image below all layers of the disk. */
+export const DISK_NODE = 'disk';
+
+/** Block node of a frozen layer, the oldest being 0. */
+export const diskLayerNode = (index: number): string => `layer${index}`;
 /** Bytes of console text kept in the engine; older text is overwritten. A power of two. */
 export const CONSOLE_BYTES = 65_536;
 
@@ -112,13 +119,16 @@ function startArguments(start: EngineStart): string[] {
   return ['-kernel', fdPath(ENGINE_FD.kernel), '-initrd', fdPath(ENGINE_FD.initramfs), '-append', start.commandLine];
 }
 
+/** The node on which the next one lies when there are `layers` of them. */
+const topOf = (layers: number): string => (layers === 0 ? DISK_NODE : diskLayerNode(layers - 1));
+
 function diskArguments(layers: number): string[] {
   const reported = 'werror=report,rerror=report';
   const frozen = Array.from({ length: layers }, (_, index) => [
     '-blockdev',
-    `driver=file,node-name=layer${index}-file,filename=${fdPath(ENGINE_FD.firstDiskLayer + index)},read-only=on`,
+    `driver=file,node-name=${diskLayerNode(index)}-file,filename=${fdPath(ENGINE_FD.layers, diskLayerName(index))},read-only=on`,
     '-blockdev',
-    `driver=qcow2,node-name=layer${index},file=layer${index}-file,backing=${index === 0 ? 'disk' : `layer${index - 1}`},read-only=on`,
+    `driver=qcow2,node-name=${diskLayerNode(index)},file=${diskLayerNode(index)}-file,backing=${topOf(index)},read-only=on`,
   ]).flat();
   return [
     '-blockdev',
@@ -128,15 +138,15 @@ function diskArguments(layers: number): string[] {
     '-device',
     `virtio-blk-device,id=vda,drive=rootfs,${reported}`,
     '-blockdev',
-    `driver=file,node-name=disk-file,filename=${fdPath(ENGINE_FD.disk)},read-only=on`,
+    `driver=file,node-name=${DISK_NODE}-file,filename=${fdPath(ENGINE_FD.disk)},read-only=on`,
     '-blockdev',
-    'driver=raw,node-name=disk,file=disk-file,read-only=on',
+    `driver=raw,node-name=${DISK_NODE},file=${DISK_NODE}-file,read-only=on`,
     ...frozen,
     // A guest's flush need not reach the platter: what must survive the host is written and synced by a capture.
     '-blockdev',
-    `driver=file,node-name=upper-file,filename=${fdPath(ENGINE_FD.instance, UPPER_IMAGE)},discard=unmap,cache.no-flush=on`,
+    `driver=file,node-name=${UPPER_FILE_NODE},filename=${fdPath(ENGINE_FD.instance, UPPER_IMAGE)},discard=unmap,cache.no-flush=on`,
     '-blockdev',
-    `driver=qcow2,node-name=${UPPER_NODE},file=upper-file,backing=${layers === 0 ? 'disk' : `layer${layers - 1}`},discard=unmap,cache.no-flush=on`,
+    `driver=qcow2,node-name=${UPPER_NODE},file=${UPPER_FILE_NODE},backing=${topOf(layers)},discard=unmap,cache.no-flush=on`,
     '-device',
     `virtio-blk-device,id=vdb,drive=${UPPER_NODE},${reported}`,
   ];

@@ -1,11 +1,12 @@
+import { copyFile } from 'node:fs/promises';
 import { PlatformError, type Resources } from '@agentenv/core';
 import type { StoredSnapshot } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
-import { type Engine, startEngine } from './engine.ts';
+import { type Engine, type StartedEngine, startEngine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
 import { ENGINE_FD } from './qemu-args.ts';
 import { nextQmpEvent } from './qmp.ts';
-import { type SnapshotFiles, snapshotFiles } from './snapshot-files.ts';
+import { type LiveFiles, liveFiles } from './snapshot-files.ts';
 
 const MIB = 1024 * 1024;
 const LOAD_DEADLINE_MS = 30_000;
@@ -34,14 +35,30 @@ async function loadDevices(host: EngineHost, engine: Engine, signal: AbortSignal
 }
 
 /** Brings the memory of a fresh engine from the base it maps to what was captured. */
-async function applyLayers(host: EngineHost, engine: Engine, files: SnapshotFiles, memoryMB: number): Promise<void> {
+async function applyLayers(host: EngineHost, engine: Engine, files: LiveFiles, memoryMB: number): Promise<void> {
   for (const { path: source } of files.memoryLayers) {
     const { pid } = engine.identity;
     await host.memory.run({ kind: 'apply-layer', pid, mapped: engine.mapped, size: memoryMB * MIB, source });
   }
 }
 
-/** Starts an engine on a capture and loads its devices; the guest is stopped exactly where it was captured. */
+/**
+ * Loads a capture into an engine that waits for one and maps its memory, with its disk below its overlay; the guest is
+ * stopped exactly where it was captured. Rejects with `create_failed`; the engine is of no use then.
+ */
+export async function loadCapture(
+  host: EngineHost,
+  engine: StartedEngine,
+  files: LiveFiles,
+  memoryMB: number,
+  signal: AbortSignal | undefined,
+): Promise<void> {
+  await Promise.all([applyLayers(host, engine, files, memoryMB), copyFile(files.vmState.path, engine.deviceState)]);
+  signal?.throwIfAborted();
+  await loadDevices(host, engine, signal);
+}
+
+/** Starts an engine on a capture and loads it. */
 export async function restoreEngine(
   host: EngineHost,
   snapshot: StoredSnapshot,
@@ -49,11 +66,7 @@ export async function restoreEngine(
   slot: NetworkSlot,
   signal?: AbortSignal,
 ): Promise<Engine> {
-  const files = snapshotFiles(snapshot);
-  const { memory, vmState } = files;
-  if (memory === undefined || vmState === undefined) {
-    throw new PlatformError('conflict', 'the snapshot holds no memory: it can be booted, not restored');
-  }
+  const files = liveFiles(snapshot);
   await using undo = new AsyncDisposableStack();
   const engine = undo.use(
     await startEngine(
@@ -63,19 +76,16 @@ export async function restoreEngine(
         resources,
         start: { kind: 'incoming' },
         files: {
-          memory: memory.path,
+          memory: files.memory.path,
           rootfs: snapshot.manifest.rootfs.path,
           disk: files.disk.path,
           diskLayers: files.diskLayers,
-          deviceState: vmState.path,
         },
       },
       signal,
     ),
   );
-  await applyLayers(host, engine, files, resources.memoryMB);
-  signal?.throwIfAborted();
-  await loadDevices(host, engine, signal);
+  await loadCapture(host, engine, files, resources.memoryMB, signal);
   undo.move();
   return engine;
 }

@@ -1,7 +1,7 @@
 import { constants } from 'node:fs';
 import { chmod, copyFile, link } from 'node:fs/promises';
 import { resolve } from 'node:path';
-import type { SnapshotArtifact } from '@agentenv/core';
+import { PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import type { StoredSnapshot } from '../backend.ts';
 
 export const MEMORY_BASE = 'memory.base';
@@ -69,6 +69,22 @@ export function snapshotFiles({ directory, manifest }: StoredSnapshot): Snapshot
     diskLayers: diskLayers.map((layer) => located(directory, layer)),
     vmState: vmState === undefined ? undefined : located(directory, vmState),
   };
+}
+
+/** The files of a snapshot with memory. */
+export interface LiveFiles extends SnapshotFiles {
+  readonly memory: SnapshotArtifact;
+  readonly vmState: SnapshotArtifact;
+}
+
+/** The files a restore needs; `conflict` when the snapshot is of a disk alone. */
+export function liveFiles(snapshot: StoredSnapshot): LiveFiles {
+  const files = snapshotFiles(snapshot);
+  const { memory, vmState } = files;
+  if (memory === undefined || vmState === undefined) {
+    throw new PlatformError('conflict', 'the snapshot holds no memory: it can be booted, not restored');
+  }
+  return { ...files, memory, vmState };
 }
 
 /** What of a snapshot a boot reads. */

@@ -1,6 +1,7 @@
-import { DEFAULT_NETWORK_POLICY, type NetworkPolicy } from '@agentenv/core';
+import { DEFAULT_NETWORK_POLICY } from '@agentenv/core';
 import type { LaunchPlan, StoredSnapshot } from '../backend.ts';
 import type { PoolEntry } from '../pool/pool.ts';
+import { isDefaultPolicy, UnusableInAdvance } from './in-advance.ts';
 import { type Machine, type MachineDeps, restoreMachine } from './machine.ts';
 import { LOGIN_SHELL, rehearsal, runOnce } from './warm-up.ts';
 
@@ -28,16 +29,9 @@ export async function makeWarmMachine(
   return { machine, lost: machine.ended, [Symbol.asyncDispose]: () => machine[Symbol.asyncDispose]() };
 }
 
-function isDefault(policy: NetworkPolicy): boolean {
-  return JSON.stringify(policy) === JSON.stringify(DEFAULT_NETWORK_POLICY);
-}
-
-/** The claimed machine could not be used, and nobody was told of its slot: another one can take its place. */
-export class UnusableWarmMachine extends Error {}
-
 /**
  * Lets a claimed guest go on: its policy is in force and its slot prepared before it does. The caller activates it for its
- * sandbox. Throws `UnusableWarmMachine` when another machine may be tried.
+ * sandbox. Throws `UnusableInAdvance` when another machine may be tried.
  */
 export async function wakeMachine(
   machine: Machine,
@@ -47,12 +41,12 @@ export async function wakeMachine(
   const { network: policy } = plan;
   let told = false;
   try {
-    if (!isDefault(policy)) await machine.slot.applyPolicy(policy);
+    if (!isDefaultPolicy(policy)) await machine.slot.applyPolicy(policy);
     told = plan.beforeStart !== undefined;
     await machine.prepareSlot(plan, signal);
     await machine.engine.qmp.execute('cont', {}, {}, signal);
   } catch (caught) {
     if (told || signal.aborted) throw caught;
-    throw new UnusableWarmMachine('a pool entry could not be used', { cause: caught });
+    throw new UnusableInAdvance('a pool entry could not be used', { cause: caught });
   }
 }

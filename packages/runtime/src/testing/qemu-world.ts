@@ -105,6 +105,7 @@ export async function createQemuWorld(options: QemuWorldOptions = {}): Promise<Q
           ...{ artifacts, home, runtimeDir, slots, clock, rng, log },
           accelerator: 'auto',
           pool: { low: 0, high: 0 },
+          engines: { low: 0, high: 0 },
           ...overrides,
         });
         backends.push(backend);

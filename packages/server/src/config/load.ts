@@ -98,6 +98,7 @@ function checkTogether(config: Config): void {
     if (Number(config[low]) > Number(config[high])) throw problem(low, `must not be greater than ${high}`);
   };
   ordered('pool.low_watermark', 'pool.high_watermark');
+  ordered('pool.engines.low_watermark', 'pool.engines.high_watermark');
   ordered('pool.network.low_watermark', 'pool.network.high_watermark');
   ordered('observability.sandbox_metrics_interval_secs', 'observability.sandbox_metrics_idle_interval_secs');
   ordered('orchestrator.default_sandbox_timeout_secs', 'orchestrator.max_sandbox_timeout_secs');

@@ -168,6 +168,16 @@ export const CONFIG_SCHEMA = {
     8,
     'Sandboxes kept started in advance at most, under demand; 0 for none.',
   ),
+  'pool.engines.low_watermark': key(
+    integer({ minimum: 0, maximum: 256 }),
+    2,
+    'Virtual machine engines kept started in advance, for resumes and forks of sandboxes of `base`, when nobody asks for any.',
+  ),
+  'pool.engines.high_watermark': key(
+    integer({ minimum: 0, maximum: 256 }),
+    8,
+    'Engines kept started in advance at most, under demand; 0 for none.',
+  ),
   'pool.network.low_watermark': key(
     integer({ minimum: 0, maximum: 1024 }),
     4,

@@ -25,6 +25,7 @@ it('docs/observability.md has exactly the metrics there are, with their labels',
   using _gauges = registerHostGauges(registry, {
     sandboxes: () => ({}),
     pool: () => ({ ready: 0, target: 0, hits: 0, misses: 0 }),
+    engines: () => ({ ready: 0, target: 0, hits: 0, misses: 0 }),
     slots: () => ({ ready: 0, inUse: 0 }),
   });
   const config = loadConfig({ file: undefined, environment: {}, workingDirectory: '/', installDirectory: '/' });

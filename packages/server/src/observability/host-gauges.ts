@@ -1,11 +1,19 @@
 import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { Gauge, type Registry } from 'prom-client';
 
+interface PoolSource {
+  readonly ready: number;
+  readonly target: number;
+  readonly hits: number;
+  readonly misses: number;
+}
+
 /** What is read at every scrape; none of it may be expensive. */
 export interface HostSources {
   /** Number of sandboxes by internal state. */
   sandboxes(): Readonly<Record<string, number>>;
-  pool(): { readonly ready: number; readonly target: number; readonly hits: number; readonly misses: number };
+  pool(): PoolSource;
+  engines(): PoolSource;
   slots(): { readonly ready: number; readonly inUse: number };
 }
 
@@ -27,20 +35,29 @@ export function registerHostGauges(registry: Registry, sources: HostSources): Di
     sandboxes.reset();
     for (const [state, count] of Object.entries(sources.sandboxes())) sandboxes.set({ state }, count);
   });
-  gauge('agentenv_pool_entries', 'Entries of the pool of started engines.', ['kind'], (entries) => {
-    const { ready, target } = sources.pool();
-    entries.set({ kind: 'ready' }, ready);
-    entries.set({ kind: 'target' }, target);
-  });
-  gauge(
-    'agentenv_pool_requests',
-    'Launches since the start by whether the pool served them.',
-    ['result'],
-    (requests) => {
-      const { hits, misses } = sources.pool();
+  const poolGauges = (name: string, entriesHelp: string, requestsHelp: string, read: () => PoolSource): void => {
+    gauge(`${name}_entries`, entriesHelp, ['kind'], (entries) => {
+      const { ready, target } = read();
+      entries.set({ kind: 'ready' }, ready);
+      entries.set({ kind: 'target' }, target);
+    });
+    gauge(`${name}_requests`, requestsHelp, ['result'], (requests) => {
+      const { hits, misses } = read();
       requests.set({ result: 'hit' }, hits);
       requests.set({ result: 'miss' }, misses);
-    },
+    });
+  };
+  poolGauges(
+    'agentenv_pool',
+    'Entries of the pool of restored guests.',
+    'Launches since the start by whether the pool served them.',
+    sources.pool,
+  );
+  poolGauges(
+    'agentenv_engine_pool',
+    'Entries of the pool of engines that wait for a capture.',
+    'Launches since the start that the pool of guests did not serve, by whether the pool of engines served them.',
+    sources.engines,
   );
   gauge('agentenv_network_slots', 'Network slots.', ['kind'], (slots) => {
     const { ready, inUse } = sources.slots();

@@ -41,6 +41,7 @@ describe('metrics', () => {
     using _ = registerHostGauges(metrics.registry, {
       sandboxes: () => sandboxes,
       pool: () => ({ ready: 1, target: 2, hits: 30, misses: 4 }),
+      engines: () => ({ ready: 1, target: 2, hits: 30, misses: 4 }),
       slots: () => ({ ready: 5, inUse: 6 }),
     });
     const first = (await metrics.render()).text;

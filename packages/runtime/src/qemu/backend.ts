@@ -228,7 +228,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     turn: (signal) => gate.enter(signal),
   });
 
-  /** Disposes of what was made in advance and cannot be used, unless nothing else may take its place. */
+  /** Something else takes the place of what was made in advance and could not be used; other failures are thrown. */
   function passOver(caught: unknown): void {
     if (!(caught instanceof UnusableInAdvance)) throw caught;
     log.warn({ error: PlatformError.fromUnknown(caught.cause) }, caught.message);

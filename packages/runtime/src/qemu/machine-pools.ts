@@ -99,9 +99,9 @@ export function createMachinePools(options: MachinePoolsOptions): MachinePools {
     set.pools.set(key, createPool<T>({ ...size, ...timing, concurrency: 1, clock, log, create }));
   }
 
-  /** A launch that nothing was kept for. */
   function claim<T extends PoolEntry>(set: PoolSet<T>, key: string): T | undefined {
     const pool = set.pools.get(key);
+    // A launch for which nothing is kept.
     if (pool === undefined) set.misses++;
     return pool?.claim();
   }

@@ -4,7 +4,7 @@ import { Sandbox } from 'e2b';
 import fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { residentBytes } from './lib/host.ts';
-import { startServer, type TestServer } from './lib/server.ts';
+import { NO_POOL, startServer, type TestServer } from './lib/server.ts';
 
 const MEBIBYTE = 1024 * 1024;
 
@@ -12,7 +12,7 @@ let server: TestServer;
 let sandbox: Sandbox;
 let routing: Record<string, string>;
 beforeAll(async () => {
-  server = await startServer({ config: 'pool.low_watermark = 0\npool.high_watermark = 0' });
+  server = await startServer({ config: NO_POOL });
   sandbox = await Sandbox.create('base', { ...server.sdk, timeoutMs: 900_000 });
   const detail = (await (await server.api(`/sandboxes/${sandbox.sandboxId}`)).json()) as { envdAccessToken: string };
   routing = {

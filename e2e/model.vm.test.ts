@@ -2,12 +2,11 @@ import { createSeededRandom, type LifecycleSubject, runLifecycleModel } from '@a
 import { NotFoundError, Sandbox } from 'e2b';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { enginePid, engines, ledgerIds } from './lib/host.ts';
-import { startServer, type TestServer } from './lib/server.ts';
+import { NO_POOL, startServer, type TestServer } from './lib/server.ts';
 
-// Without warm machines every engine belongs to a sandbox.
 let server: TestServer;
 beforeAll(async () => {
-  server = await startServer({ config: 'pool.low_watermark = 0\npool.high_watermark = 0' });
+  server = await startServer({ config: NO_POOL });
 });
 afterAll(async () => {
   await server.stop();

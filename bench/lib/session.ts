@@ -1,11 +1,10 @@
 import { join, resolve } from 'node:path';
 import { startServer, type TestServer } from '../../e2e/lib/server.ts';
 
+export { NO_POOL } from '../../e2e/lib/server.ts';
+
 /** What set-up built. */
 export const ARTIFACTS = join(resolve(import.meta.dirname, '../..'), '.aenv/artifacts');
-
-/** Configuration without warm machines: every create restores. */
-export const NO_POOL = 'pool.low_watermark = 0\npool.high_watermark = 0';
 
 /** A server for one bench; `config` is TOML. */
 export function benchServer(config = ''): Promise<TestServer> {

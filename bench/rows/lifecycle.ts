@@ -3,6 +3,7 @@ import { join } from 'node:path';
 import { DEFAULT_NETWORK_POLICY, type InstanceId, type SandboxId } from '@agentenv/core';
 import { createRecordingLog } from '@agentenv/core/testing';
 import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '@agentenv/runtime';
+import { waitUntil } from '../../e2e/lib/wait.ts';
 import { runInGuest } from '../../packages/runtime/src/testing/guest-run.ts';
 import { createQemuWorld, type QemuWorld } from '../../packages/runtime/src/testing/qemu-world.ts';
 import { openBareHost } from '../lib/bare.ts';
@@ -15,12 +16,16 @@ const SMALL_MIB = 20;
 const LARGE_MIB = 256;
 const SNAPSHOT_FIXED_MS = 35;
 const FORK_READY_MS = 200;
+const RESUME_POOLED_MS = 150;
+const ENGINE_READY_MS = 60_000;
 const AT_ONCE = 16;
 
 /** What a measurement of captures works with; driven at the level of the backend, without server or ledger. */
 interface Stage {
   readonly world: QemuWorld;
   readonly backend: Backend;
+  /** The same host with engines started in advance. */
+  readonly pooled: Backend;
   readonly template: StoredSnapshot;
   plan(): LaunchPlan;
   /** Milliseconds the last snapshot's source stood still, from the engine's stop, its processes being frozen, to their thaw. */
@@ -110,14 +115,31 @@ async function startFrom({ backend, plan }: Stage, snapshot: StoredSnapshot, cou
   return ms;
 }
 
+/** As a resume, in an engine that was started in advance; it waits until one is ready and the host is quiet. */
+async function startPooled({ pooled, plan }: Stage, snapshot: StoredSnapshot): Promise<number> {
+  const { hits } = pooled.status().engines;
+  const isFull = async () => pooled.status().engines.ready === pooled.status().engines.target;
+  await waitUntil(isFull, { timeout: ENGINE_READY_MS, what: 'engines that were started in advance' });
+  const { value: sandbox, ms } = await timed(async () => {
+    const started = await pooled.restore(snapshot, plan());
+    await started.agent.ping();
+    return started;
+  });
+  await sandbox.stop();
+  if (pooled.status().engines.hits !== hits + 1) throw new Error('no engine that was started in advance was taken');
+  return ms;
+}
+
 async function openStage(stack: AsyncDisposableStack): Promise<Stage> {
   const log = createRecordingLog();
   const world = stack.use(await createQemuWorld({ log }));
   const backend = world.open();
   const template = await backend.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
+  const pooled = world.open({ engines: { low: 2, high: 2 } });
+  await pooled.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
   let serial = 0;
   return {
-    ...{ world, backend, template },
+    ...{ world, backend, pooled, template },
     plan() {
       const id = `ibench${String(++serial).padStart(15, '0')}`;
       return {
@@ -151,6 +173,12 @@ async function run({ progress, effort }: BenchContext): Promise<readonly Measure
   progress('children of a fork');
   const captured = await captureOne(stage, SMALL_MIB);
   const children = await repeat(samples, () => startFrom(stage, captured, 1));
+  progress('from engines in advance');
+  stage.pooled.warm(stage.template);
+  // The first of a backend that did not make the capture reads all of it.
+  await startPooled(stage, captured);
+  const ahead = await repeat(samples, () => startPooled(stage, captured));
+  await stage.pooled[Symbol.asyncDispose]();
   progress(`${AT_ONCE} at once`);
   const many = await repeat(Math.max(3, Math.round(samples / 4)), () => startFrom(stage, captured, AT_ONCE));
   return [
@@ -187,9 +215,25 @@ async function run({ progress, effort }: BenchContext): Promise<readonly Measure
       ok: ({ p50 }) => p50 <= SNAPSHOT_FIXED_MS,
     },
     {
-      name: `fork: a child of ${SMALL_MIB} MiB is ready`,
+      name: `start from a capture of ${SMALL_MIB} MiB, cold`,
       unit: 'ms',
       samples: children,
+      floor,
+      budget: '≤ 1.3 × floor',
+      ok: ({ ratio }) => ratio <= 1.3,
+    },
+    {
+      name: 'the same in an engine started in advance: resume',
+      unit: 'ms',
+      samples: ahead,
+      floor,
+      budget: `≤ ${RESUME_POOLED_MS} ms`,
+      ok: ({ p50 }) => p50 <= RESUME_POOLED_MS,
+    },
+    {
+      name: 'the same: a child of a fork is ready',
+      unit: 'ms',
+      samples: ahead,
       floor,
       budget: `≤ ${FORK_READY_MS} ms`,
       ok: ({ p50 }) => p50 <= FORK_READY_MS,

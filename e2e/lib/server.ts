@@ -13,6 +13,11 @@ const REPOSITORY = resolve(import.meta.dirname, '../..');
 /** Captured templates of former test servers: a capture takes seconds under emulation and depends on no home. */
 const CAPTURES = join(REPOSITORY, '.aenv/e2e-captures');
 
+/** Configuration without anything made in advance: every engine is somebody's, every create restores. */
+export const NO_POOL = ['pool', 'pool.engines']
+  .map((pool) => `${pool}.low_watermark = 0\n${pool}.high_watermark = 0`)
+  .join('\n');
+
 export interface ServerOptions {
   /** TOML appended to the generated configuration. */
   readonly config?: string;

@@ -163,6 +163,44 @@ describe('engines that were started in advance', () => {
     expect(await world.leftovers()).toEqual([]);
   });
 
+  test('go on with another server, which knows their disk', async () => {
+    const first = world.open({ engines: { low: 1, high: 1 } });
+    template = await first.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
+    first.warm(template);
+    backend = first;
+    const { sandbox: source } = await restore(template);
+    let captured = template;
+    // The last one has a disk of its own as the base, the one after that a layer upon it.
+    for (let index = 0; index <= MAX_DISK_LAYERS + 1; index++) {
+      await shell(source, `echo ${index} > /home/user/file-${index}; sync`);
+      const directory = await world.emptyDirectory();
+      captured = { directory, manifest: (await source.snapshot(directory)).manifest };
+    }
+    await source.stop();
+    live.length = 0;
+    const plan = planFor();
+    await settled(() => expect(first.status().engines.ready).toBe(1));
+    const { identity } = await first.restore(captured, plan);
+    expect(first.status().engines.hits).toBe(2);
+    await world.crash();
+
+    const next = world.open();
+    const { sandboxId, instanceId, resources, network, channelKey } = plan;
+    const known = { sandboxId, instanceId, wanted: 'running', identity, resources, network, channelKey } as const;
+    const { adopted, ended } = await next.reconcile([known]);
+    const [sandbox] = adopted;
+    if (sandbox === undefined) throw new Error('it was not adopted');
+    expect(ended).toBe(0);
+    await shell(sandbox, 'echo later > /home/user/file-later; sync');
+    const paused = await pause(sandbox);
+    expect(paused.manifest.disk.sha256).toBe(captured.manifest.disk.sha256);
+    const again = await next.restore(paused, planFor());
+    live.push(again);
+    const all = Array.from({ length: MAX_DISK_LAYERS + 2 }, (_, index) => index).join('\n');
+    const read = 'echo 3 > /proc/sys/vm/drop_caches; cat $(ls -v /home/user/file-*)';
+    expect(await shell(again, read)).toBe(`${all}\nlater`);
+  });
+
   test('of a server that died are ended by the next', async () => {
     await using next = world.open({ engines: { low: 1, high: 1 } });
     next.warm(await next.prepareTemplate(world.artifacts.rootfs.base, RESOURCES));

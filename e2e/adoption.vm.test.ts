@@ -5,7 +5,7 @@ import { Sandbox } from 'e2b';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { runCrashLoop } from './lib/crash-loop.ts';
 import { engines, ledgerIds } from './lib/host.ts';
-import { startServer, type TestServer } from './lib/server.ts';
+import { NO_POOL, startServer, type TestServer } from './lib/server.ts';
 import { waitUntil } from './lib/wait.ts';
 
 /** Of the whole stage; the full run is `node e2e/crash-loop.ts` (docs/lifecycle.md). */
@@ -18,7 +18,7 @@ const PORT = 3000;
 // Without warm machines every engine belongs to a sandbox.
 let server: TestServer;
 beforeAll(async () => {
-  server = await startServer({ config: 'pool.low_watermark = 0\npool.high_watermark = 0' });
+  server = await startServer({ config: NO_POOL });
 });
 afterAll(async () => {
   await server.stop();

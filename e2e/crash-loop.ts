@@ -1,6 +1,6 @@
 import { parseArgs } from 'node:util';
 import { runCrashLoop } from './lib/crash-loop.ts';
-import { startServer } from './lib/server.ts';
+import { NO_POOL, startServer } from './lib/server.ts';
 
 const HELP = `Usage: node e2e/crash-loop.ts [--kills 200] [--seed N]
 
@@ -32,7 +32,7 @@ if (values.help) {
   console.log(HELP);
 } else {
   const [kills, seed] = [positive('kills'), positive('seed')];
-  await using server = await startServer({ config: 'pool.low_watermark = 0\npool.high_watermark = 0' });
+  await using server = await startServer({ config: NO_POOL });
   let count = 0;
   const onKill = (line: string): void => console.log(`${++count} ${line}`);
   const { restarts, firstCommands, adopted } = await runCrashLoop(server, { seed, kills, onKill });

@@ -95,13 +95,13 @@ export async function createGateway(options: GatewayOptions): Promise<Gateway> {
     const slots = slotsAmong(leftovers);
     if (slots.length > 0 && (await takeOver())) {
       left = slots;
-      if (options.uplink === 'none') await endLeftoverPasta(pidFile, gatewayPath);
+      if (options.uplink === 'none') await endLeftoverPasta(pidFile, gatewayPath, clock);
       await namespaces.deleteFiles(leftovers.filter(({ mounted, path }) => !mounted && path !== pidFile).map(pathOf));
       log.info({ slots: slots.length }, 'going on with the gateway of a former server');
       return;
     }
     own = true;
-    await endLeftoverPasta(pidFile, gatewayPath);
+    await endLeftoverPasta(pidFile, gatewayPath, clock);
     if (leftovers.length > 0) log.info({ leftovers: leftovers.map(pathOf) }, 'removing the network of a former server');
     await namespaces.deleteFiles(leftovers.map(pathOf));
     await namespaces.createGateway();

@@ -232,8 +232,9 @@ describe('an uplink a dead server left', () => {
       const gatewayPath = join(directory, 'gateway');
       stack.use(await createTestNamespace(exec, gatewayPath, []));
       const pidFile = join(directory, 'pasta.pid');
-      const open = () =>
-        createPastaUplink({ gatewayPath, pidFile, clock, log: SILENT_LOG, wrapper: ['nsenter', `--net=${host}`] });
+      const warnings: string[] = [];
+      const log: Log = { ...SILENT_LOG, warn: (_fields, message) => void warnings.push(message) };
+      const open = () => createPastaUplink({ gatewayPath, pidFile, clock, log, wrapper: ['nsenter', `--net=${host}`] });
       const pid = async () => Number(await readFile(pidFile, 'utf8').catch(() => 'none'));
       const former = open();
       await former.run({ localResolver: undefined });
@@ -254,6 +255,14 @@ describe('an uplink a dead server left', () => {
       await changed.run({ localResolver: '127.0.0.53' });
       expect(await pid()).not.toBe(second);
       expect(await processStartTime(second)).toBeUndefined();
+      // As a server leaves one that dies before its uplink has told its pid.
+      const third = await pid();
+      changed.abandon();
+      await rm(pidFile);
+      await stack.use(open()).run({ localResolver: undefined });
+      expect([third, Number.NaN]).not.toContain(await pid());
+      expect(await processStartTime(third)).toBeUndefined();
+      expect(warnings).toEqual(['the uplink ended, sandboxes have no internet']);
     } finally {
       await stack.disposeAsync();
     }

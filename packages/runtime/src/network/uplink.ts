@@ -1,7 +1,7 @@
 import { spawn } from 'node:child_process';
 import { readFile, rm } from 'node:fs/promises';
-import { type Clock, type Log, PlatformError } from '@agentenv/core';
-import { isRunning, killProcess, type ProcessIdentity, processStartTime, waitUntilGone } from '../processes.ts';
+import type { Clock, Log } from '@agentenv/core';
+import { findProcesses, isRunning, killProcess, type ProcessIdentity, waitUntilGone } from '../processes.ts';
 
 /** How the gateway reaches the outside. */
 export interface Uplink extends AsyncDisposable {
@@ -97,13 +97,20 @@ function adoptCarrier(identity: ProcessIdentity, clock: Clock): Carrier & Dispos
   };
 }
 
-/** The pasta of a former server, if it runs with exactly these arguments. */
-async function findCarrier(pidFile: string, args: readonly string[]): Promise<ProcessIdentity | undefined> {
-  const pid = await readPid(pidFile);
-  const startTime = pid === undefined ? undefined : await processStartTime(pid);
-  if (pid === undefined || startTime === undefined) return undefined;
-  const commandLine = await readFile(`/proc/${pid}/cmdline`, 'utf8').catch(() => '');
-  return commandLine.split('\0').slice(1, -1).join('\0') === args.join('\0') ? { pid, startTime } : undefined;
+/** A pasta that a former server started, with its arguments. */
+interface Leftover {
+  readonly identity: ProcessIdentity;
+  readonly args: readonly string[];
+}
+
+/** Found by its arguments: a server may have died before there was a pid file. */
+async function findLeftovers(pidFile: string, gatewayPath: string): Promise<readonly Leftover[]> {
+  const candidates = await findProcesses((argument) => argument === gatewayPath);
+  const leftovers = candidates.map(async ({ pid, startTime }): Promise<Leftover> => {
+    const commandLine = await readFile(`/proc/${pid}/cmdline`, 'utf8').catch(() => '');
+    return { identity: { pid, startTime }, args: commandLine.split('\0').slice(1, -1) };
+  });
+  return (await Promise.all(leftovers)).filter(({ args }) => args.includes(pidFile));
 }
 
 /**
@@ -162,9 +169,11 @@ export function createPastaUplink({ gatewayPath, pidFile, clock, log, wrapper = 
 
   /** True when there is one that carries on. */
   async function adopt(wanted: UplinkSettings): Promise<boolean> {
-    const identity = await findCarrier(pidFile, pastaArguments(gatewayPath, pidFile, wanted));
+    const args = pastaArguments(gatewayPath, pidFile, wanted).join('\0');
+    const leftovers = await findLeftovers(pidFile, gatewayPath);
+    const identity = leftovers.find((leftover) => leftover.args.join('\0') === args)?.identity;
     if (identity !== undefined) carry(adoptCarrier(identity, clock));
-    else await endLeftoverPasta(pidFile, gatewayPath);
+    else await endLeftoverPasta(pidFile, gatewayPath, clock);
     return identity !== undefined;
   }
 
@@ -225,21 +234,13 @@ export function createNoUplink(): Uplink {
   return { async run() {}, abandon() {}, async [Symbol.asyncDispose]() {} };
 }
 
-/** Ends a pasta that a dead server left behind; only a process that really is one, on that namespace. */
-export async function endLeftoverPasta(pidFile: string, gatewayPath: string): Promise<void> {
-  const pid = await readPid(pidFile);
-  await rm(pidFile, { force: true });
-  if (pid === undefined) return;
-  try {
-    const commandLine = await readFile(`/proc/${pid}/cmdline`, 'utf8');
-    if (!commandLine.split('\0').includes(gatewayPath)) return;
-    process.kill(pid, 'SIGKILL');
-  } catch (error) {
-    const code = error instanceof Error && 'code' in error ? error.code : undefined;
-    // It ended by itself, as it does when its namespace goes away.
-    if (code === 'ENOENT' || code === 'ESRCH') return;
-    throw PlatformError.fromUnknown(error, 'a leftover uplink could not be ended');
+/** Ends every pasta that a dead server left on that namespace; another one can take its place then. */
+export async function endLeftoverPasta(pidFile: string, gatewayPath: string, clock: Clock): Promise<void> {
+  for (const { identity } of await findLeftovers(pidFile, gatewayPath)) {
+    await killProcess(identity);
+    await waitUntilGone(identity, clock, KILL_DEADLINE_MS);
   }
+  await rm(pidFile, { force: true });
 }
 
 async function readPid(pidFile: string): Promise<number | undefined> {

@@ -76,7 +76,7 @@ export interface ServerOptions {
   readonly hurry: AbortSignal;
 }
 
-/** A server that takes requests. Disposing ends every sandbox and leaves nothing behind. */
+/** A server that takes requests. Disposing pauses every sandbox that runs and leaves nothing else behind. */
 export interface RunningServer extends AsyncDisposable {
   /** Where it listens, with a host a client on this machine can use. */
   readonly url: string;
@@ -87,7 +87,7 @@ export interface RunningServer extends AsyncDisposable {
 /**
  * Makes everything a server consists of, in the order in which it can be unmade: what a former server left is cleaned
  * up before requests are taken, and `/health` answers 204 once sandboxes can be created. A start that fails leaves
- * nothing behind.
+ * what ran to the next one, or pauses it when it had taken it over already, and nothing else behind.
  */
 export async function startServer(options: ServerOptions): Promise<RunningServer> {
   const { config, clock, rng, log, signal } = options;

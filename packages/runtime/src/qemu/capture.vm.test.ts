@@ -1,4 +1,4 @@
-import { mkdir, readdir, rm, stat } from 'node:fs/promises';
+import { cp, mkdir, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { DEFAULT_NETWORK_POLICY, type InstanceId, type SandboxId } from '@agentenv/core';
 import { createRecordingLog } from '@agentenv/core/testing';
@@ -27,6 +27,29 @@ with open('/home/user/report.new', 'w') as report:
     print(counter, os.urandom(16).hex(), before[0], file=report)
 os.rename('/home/user/report.new', '/home/user/report')
 time.sleep(600)
+`;
+
+/** Changes 200 files one after another, remembers what is in each, and compares all of them once its file `go` appears. */
+const CHANGER = `
+import hashlib, os, time
+counter = 0
+known = {}
+os.mkdir('/home/user/files')
+while not os.path.exists('/home/user/go'):
+    counter += 1
+    data = os.urandom(3000)
+    with open(f'/home/user/files/{counter % 200}', 'wb') as file:
+        file.write(data)
+    known[counter % 200] = hashlib.sha256(data).digest()
+    with open('/home/user/progress.new', 'w') as file:
+        print(counter, file=file)
+    os.rename('/home/user/progress.new', '/home/user/progress')
+    time.sleep(0.002)
+wrong = [name for name, digest in known.items()
+         if hashlib.sha256(open(f'/home/user/files/{name}', 'rb').read()).digest() != digest]
+with open('/home/user/report.new', 'w') as report:
+    print(counter, len(known), len(wrong), len(os.listdir('/home/user/files')), file=report)
+os.rename('/home/user/report.new', '/home/user/report')
 `;
 
 describe('captures of a running sandbox', () => {
@@ -167,6 +190,59 @@ describe('captures of a running sandbox', () => {
     await boot();
     const all = Array.from({ length: MAX_DISK_LAYERS + 1 }, (_, index) => index).join('\n');
     expect(await shell(sandbox, 'cat $(ls -v /home/user/file-*)')).toBe(all);
+  });
+
+  test('five pauses keep every byte of 200 changing files and a counter that goes on', async () => {
+    let sandbox = await restore();
+    await sandbox.agent.spawn({
+      ...{ user: 'user', argv: ['python3', '-c', CHANGER], env: {}, cwd: '', defaultCwd: '', stdin: false, tag: '' },
+      ...{ config: new Uint8Array(0), killAfterMs: 0 },
+    });
+    const progress = async () => Number(await shell(sandbox, 'cat /home/user/progress 2>/dev/null || echo 0'));
+    const passes = (count: number) => expect.poll(progress, { timeout: 2 * DEADLINE_MS }).toBeGreaterThan(count);
+    await passes(200);
+    for (let cycle = 0; cycle < 5; cycle++) {
+      const before = await progress();
+      const directory = await world.emptyDirectory();
+      const { manifest } = await sandbox.capture(directory);
+      await sandbox.stop();
+      sandbox = await backend.restore({ directory, manifest }, { ...planFor(), identity: 'kept' });
+      live.push(sandbox);
+      await rm(directory, { recursive: true });
+      expect(await progress()).toBeGreaterThanOrEqual(before);
+      await passes(before + 20);
+    }
+    const counted = await progress();
+    const toDisk = ['sh', '-c', 'touch /home/user/go; sync; echo 3 > /proc/sys/vm/drop_caches'];
+    expect((await runInGuest(sandbox.agent, toDisk, { user: 'root' })).code).toBe(0);
+    await vi.waitFor(() => shell(sandbox, 'test -e /home/user/report'), DEADLINE_MS);
+    const [counter, known, wrong, files] = (await shell(sandbox, 'cat /home/user/report')).split(' ').map(Number);
+    expect(counter).toBeGreaterThanOrEqual(counted);
+    expect([known, wrong, files]).toEqual([200, 0, 200]);
+  });
+
+  test('a capture of which a file was cut short or changed by a bit starts nothing', async () => {
+    const source = await restore();
+    const captured = await snapshot(source);
+    await source.stop();
+    const { vmState, memoryLayers = [], diskLayers = [] } = captured.manifest;
+    for (const artifact of [vmState, ...memoryLayers, ...diskLayers]) {
+      const path = join(captured.directory, artifact?.path ?? '');
+      const whole = await readFile(path);
+      const flipped = Buffer.from(whole);
+      flipped[whole.length >> 1] = (flipped[whole.length >> 1] ?? 0) ^ 1;
+      for (const contents of [flipped, whole.subarray(0, whole.length - 1)]) {
+        await writeFile(path, contents);
+        const other = { directory: await world.emptyDirectory(), manifest: captured.manifest };
+        await cp(captured.directory, other.directory, { recursive: true });
+        await expect(backend.restore(other, planFor())).rejects.toMatchObject({
+          ...{ code: 'create_failed', message: `the snapshot is damaged: ${artifact?.path}` },
+        });
+        await rm(other.directory, { recursive: true });
+      }
+      await writeFile(path, whole);
+    }
+    expect(await world.leftovers()).toEqual([]);
   });
 
   test('memory of which most changed becomes a base of its own', async () => {

@@ -1,4 +1,4 @@
-import { cp, mkdir, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { link, mkdir, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { DEFAULT_NETWORK_POLICY, type InstanceId, type SandboxId } from '@agentenv/core';
 import { createRecordingLog } from '@agentenv/core/testing';
@@ -227,20 +227,21 @@ describe('captures of a running sandbox', () => {
     await source.stop();
     const { vmState, memoryLayers = [], diskLayers = [] } = captured.manifest;
     for (const artifact of [vmState, ...memoryLayers, ...diskLayers]) {
-      const path = join(captured.directory, artifact?.path ?? '');
-      const whole = await readFile(path);
+      const damaged = artifact?.path ?? '';
+      const whole = await readFile(join(captured.directory, damaged));
       const flipped = Buffer.from(whole);
       flipped[whole.length >> 1] = (flipped[whole.length >> 1] ?? 0) ^ 1;
       for (const contents of [flipped, whole.subarray(0, whole.length - 1)]) {
-        await writeFile(path, contents);
         const other = { directory: await world.emptyDirectory(), manifest: captured.manifest };
-        await cp(captured.directory, other.directory, { recursive: true });
+        for (const name of await readdir(captured.directory)) {
+          const path = join(other.directory, name);
+          await (name === damaged ? writeFile(path, contents) : link(join(captured.directory, name), path));
+        }
         await expect(backend.restore(other, planFor())).rejects.toMatchObject({
-          ...{ code: 'create_failed', message: `the snapshot is damaged: ${artifact?.path}` },
+          ...{ code: 'create_failed', message: `the snapshot is damaged: ${damaged}` },
         });
         await rm(other.directory, { recursive: true });
       }
-      await writeFile(path, whole);
     }
     expect(await world.leftovers()).toEqual([]);
   });

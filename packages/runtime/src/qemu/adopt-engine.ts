@@ -33,6 +33,7 @@ export async function adoptEngine(
 ): Promise<Engine> {
   const { clock, layout } = host;
   const { pid, startTime, name, uuid, mapped, diskBase, uid } = identity;
+  if (!name.startsWith(layout.namePrefix)) throw new PlatformError('conflict', 'its engine belongs to another home');
   if (!(await isRunning(identity))) throw new PlatformError('sandbox_unavailable', 'its engine is gone');
   const log = host.log.child({ engine: name });
   await using undo = new AsyncDisposableStack();

@@ -176,6 +176,8 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
       const identity = readIdentity(known.identity);
       if (identity === undefined) throw new PlatformError('not_found', 'the record says too little of its engine');
       if (identity.instanceId !== instanceId) throw new PlatformError('conflict', 'the record names another engine');
+      // Each has its deadlines to itself, however many there are.
+      using _turn = await gate.enter();
       return hold(deps.host, await adoptMachine(deps, known, identity), known);
     } catch (caught) {
       const error = PlatformError.fromUnknown(caught);

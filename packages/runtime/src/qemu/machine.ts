@@ -23,8 +23,8 @@ const BOOT_DEADLINE_MS = 90_000;
 /** How often a guest is booted until its timers are right: without any it is of no use, with slow ones it is. */
 const BOOT_ATTEMPTS = { dead: 5, imprecise: 2 };
 const RESTORE_DEADLINE_MS = 30_000;
-/** A guest that runs answers at once; many at a time on a loaded host take their turns. */
-const ADOPTION_DEADLINE_MS = 15_000;
+/** A guest that runs answers at once; on a loaded host losing it would be worse than waiting. */
+const ADOPTION_DEADLINE_MS = 30_000;
 /** The channel and the engine end together; which was seen first says nothing, so the engine gets this long to report. */
 const ENGINE_REPORT_MS = 1_000;
 

@@ -10,6 +10,8 @@ import type { Machine } from './machine.ts';
 
 /** Time a quiesced guest waits for its capture before it goes on by itself. */
 const QUIESCE_LEASE_MS = 5_000;
+/** The lease began before its answer was here. */
+const LEASE_MARGIN_MS = 1_000;
 
 type Phase = 'running' | 'frozen' | 'held' | 'ended';
 
@@ -122,6 +124,10 @@ export function createRunningVm(deps: RunningVmDeps): RunningVm {
     else await agent.quiesce(QUIESCE_LEASE_MS, signal);
     stoppedAt = host.clock.monotonic();
     await engine.qmp.execute('stop', {}, {}, signal);
+    // What its processes wrote after they thawed by themselves would be lost with the memory.
+    if (contents === 'disk' && host.clock.monotonic() - stoppedAt > QUIESCE_LEASE_MS - LEASE_MARGIN_MS) {
+      throw new PlatformError('deadline_exceeded', 'the guest was not stopped before it went on by itself');
+    }
     const { resources, rootfs, origin, fingerprint } = machine;
     const source = { contents, engine, resources, rootfs, origin, fingerprint, channelKey: plan.channelKey };
     const early = onCopied === undefined ? {} : { onCopied };

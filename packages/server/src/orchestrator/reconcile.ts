@@ -20,6 +20,9 @@ export interface ReconcileDependencies {
   readonly ledgerTimeoutMs: number;
 }
 
+/** What each sandbox may add to the time of a start, on a loaded host. */
+const ADOPTION_MS = 2_000;
+
 export interface Reconciled {
   /** Generations that were ended. */
   readonly ended: number;
@@ -64,7 +67,8 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
   const records: readonly SandboxRecord[] = await callWithin(clock, ledgerBounds, () => ledger.loadSandboxes());
   const stored = await callWithin(clock, bounds, () => captures.list());
   const known = records.map(instanceOf);
-  const { ended, endedKnown, adopted } = await callWithin(clock, bounds, () => backend.reconcile(known));
+  const adoption = { ...bounds, timeoutMs: deps.timeoutMs + ADOPTION_MS * records.length };
+  const { ended, endedKnown, adopted } = await callWithin(clock, adoption, () => backend.reconcile(known));
 
   // The stop of one that was paused is due only when something of it was still there: it comes before its slot goes.
   const stops = records.filter(({ state, instanceId }) =>

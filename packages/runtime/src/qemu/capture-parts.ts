@@ -116,6 +116,7 @@ export async function saveDisk(context: CaptureContext, signal: AbortSignal | un
   const { host, source, exec, target } = context;
   const { engine, origin, resources } = source;
   const { disk } = engine;
+  await disk.settle();
   if (origin === undefined || disk.layers.length >= MAX_DISK_LAYERS) {
     const path = target(DISK_BASE);
     const bytes = resources.diskSizeMB * MIB;

@@ -1,10 +1,11 @@
 import { constants } from 'node:fs';
-import { chmod, chown, lstat, rename } from 'node:fs/promises';
+import { chmod, chown, lstat, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import { createOverlay } from './qcow2.ts';
 import { DISK_NODE, diskLayerNode, ENGINE_FD, fdPath, UPPER_FILE_NODE, UPPER_IMAGE, UPPER_NODE } from './qemu-args.ts';
 import type { Qmp } from './qmp.ts';
+import { isFields } from './qmp-events.ts';
 import { diskLayerName, linkOrCopy, linkOrKeep } from './snapshot-files.ts';
 
 /** What an engine may read: it opens its layers anew by their descriptors. */
@@ -28,10 +29,9 @@ export interface DiskChain {
   readonly layers: readonly FrozenLayer[];
   /** The overlay in use, in the engine's own directory. */
   readonly top: string;
-  /**
-   * Makes the overlay in use a frozen layer and gives the guest a new one. The guest is stopped and its disks are
-   * flushed. Not to be interrupted: a chain whose state became unknown refuses from then on with `create_failed`.
-   */
+  /** Brings a freeze that failed to its end, as far as it came; first of all in every capture. */
+  settle(): Promise<void>;
+  /** Makes the overlay in use a frozen layer and gives the guest a new one. The guest is stopped and its disks are flushed. */
   freeze(): Promise<void>;
   /**
    * Puts frozen layers, and their base where it is another one, below the overlay of an engine that was started without
@@ -89,9 +89,16 @@ export async function secureLayer(path: string, owner: number): Promise<void> {
   await chmod(path, LAYER_MODE);
 }
 
-/** Takes a file out of the reach of its engine. */
+async function exists(path: string): Promise<boolean> {
+  return lstat(path).then(
+    () => true,
+    () => false,
+  );
+}
+
+/** Takes a file out of the reach of its engine; twice is as good as once, as nobody else writes where it goes. */
 export async function confiscate(path: string, target: string, owner: number): Promise<void> {
-  await rename(path, target);
+  if (!(await exists(target))) await rename(path, target);
   await secureLayer(target, owner);
 }
 
@@ -128,23 +135,54 @@ function lowerNodes({ sameBase, layers }: DiskLower): BlockNode {
   return stacked;
 }
 
+/** Nodes the guest's devices use, of the answer to `query-block`. */
+function nodesInUse(answer: unknown): readonly unknown[] {
+  return (Array.isArray(answer) ? answer : []).flatMap((device: unknown) =>
+    isFields(device) && isFields(device.inserted) ? [device.inserted['node-name']] : [],
+  );
+}
+
 export function createDiskChain(options: DiskChainOptions): DiskChain {
   const { qmp, instance, layerDirectory, owner, bytes } = options;
   const layers: FrozenLayer[] = [...options.layers];
   let { node, image, made } = options.overlay ?? { node: overlayNode(0), image: overlayImage(0), made: 0 };
-  let broken = false;
   let { base } = options;
+  /** An overlay that was to be put on top; whether the engine did is not known. */
+  let proposed: { readonly node: string; readonly image: string } | undefined;
+  /** The overlay the engine no longer writes to, which has not come into our hands yet. */
+  let surrendered: { readonly image: string; readonly path: string } | undefined;
 
-  async function addOverlay(): Promise<{ readonly node: string; readonly image: string }> {
-    made++;
-    const added = { node: overlayNode(made), image: overlayImage(made) };
-    await createOverlay(join(instance, added.image), bytes, owner);
+  async function addOverlay(added: { readonly node: string; readonly image: string }): Promise<void> {
     const cache = { 'no-flush': true };
-    await qmp.execute('blockdev-add', {
-      ...{ driver: 'qcow2', 'node-name': added.node, backing: null, discard: 'unmap', cache },
-      file: { driver: 'file', filename: fdPath(ENGINE_FD.instance, added.image), discard: 'unmap', cache },
-    });
-    return added;
+    try {
+      await createOverlay(join(instance, added.image), bytes, owner);
+      await qmp.execute('blockdev-add', {
+        ...{ driver: 'qcow2', 'node-name': added.node, backing: null, discard: 'unmap', cache },
+        file: { driver: 'file', filename: fdPath(ENGINE_FD.instance, added.image), discard: 'unmap', cache },
+      });
+    } catch (caught) {
+      await rm(join(instance, added.image), { force: true });
+      throw caught;
+    }
+  }
+
+  /** The guest writes to `added` from now on. */
+  function putOnTop(added: { readonly node: string; readonly image: string }): void {
+    surrendered = { image, path: join(layerDirectory, diskLayerName(layers.length)) };
+    ({ node, image } = added);
+    proposed = undefined;
+  }
+
+  async function settle(): Promise<void> {
+    if (proposed !== undefined) {
+      if (nodesInUse(await qmp.execute('query-block')).includes(proposed.node)) putOnTop(proposed);
+      else await rm(join(instance, proposed.image), { force: true });
+      proposed = undefined;
+    }
+    if (surrendered === undefined) return;
+    await confiscate(join(instance, surrendered.image), surrendered.path, owner);
+    layers.push({ path: surrendered.path, known: undefined });
+    surrendered = undefined;
   }
 
   /** The engine opens it by its name in the directory, so it has to get one there. */
@@ -164,21 +202,19 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
     get top() {
       return join(instance, image);
     },
+    settle,
     async freeze() {
-      if (broken) throw new PlatformError('create_failed', 'the disk of the sandbox cannot be captured any more');
-      const added = await addOverlay();
-      broken = true;
+      await settle();
+      made++;
+      const added = { node: overlayNode(made), image: overlayImage(made) };
+      await addOverlay(added);
+      proposed = added;
       await qmp.execute('blockdev-snapshot', { node, overlay: added.node });
-      const frozen = join(layerDirectory, diskLayerName(layers.length));
-      await confiscate(join(instance, image), frozen, owner);
-      layers.push({ path: frozen, known: undefined });
-      node = added.node;
-      image = added.image;
-      broken = false;
+      putOnTop(added);
+      await settle();
     },
     async attach(lower, signal) {
       if (lower.sameBase && lower.layers.length === 0) return;
-      broken = true;
       if (!lower.sameBase) base = await linkBase(lower.base);
       for (const layer of await linkDiskLayers(lower.layers, layerDirectory)) {
         layers.push({ path: layer.path, known: layer });
@@ -195,7 +231,6 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
         cache,
       };
       await qmp.execute('blockdev-reopen', { options: [upper] }, {}, signal);
-      broken = false;
     },
     learn(known) {
       for (const [index, artifact] of known.entries()) {

@@ -1,72 +1,14 @@
-import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { once } from 'node:events';
 import { mkdtemp, open, readFile, rm, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { Mapper } from '../testing/memory-mapper.ts';
 import { createMemoryThread, type MemoryThread } from './memory-thread.ts';
 
 const PAGE = 4096;
 const PAGES = 2048;
 const SIZE = PAGES * PAGE;
-
-/** Maps the file privately, changes some pages when told to, and prints the digest of all of it whenever asked. */
-const MAPPER = `
-import hashlib, mmap, sys
-size = int(sys.argv[2])
-with open(sys.argv[1], 'r+b') as file:
-    memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE)
-print('ready', flush=True)
-for line in sys.stdin:
-    if line.startswith('change'):
-        for page in map(int, line.split()[1:]):
-            memory[page * 4096:page * 4096 + 8] = page.to_bytes(8, 'little')
-        print('changed', flush=True)
-    else:
-        print(hashlib.sha256(memory).hexdigest(), flush=True)
-`;
-
-/** A process with the file mapped as an engine maps guest memory. */
-class Mapper implements AsyncDisposable {
-  readonly #child: ChildProcess;
-
-  private constructor(child: ChildProcess) {
-    this.#child = child;
-  }
-
-  static async start(path: string): Promise<Mapper> {
-    const child = spawn('python3', ['-c', MAPPER, path, String(SIZE)], { stdio: ['pipe', 'pipe', 'inherit'] });
-    const mapper = new Mapper(child);
-    await mapper.#line();
-    return mapper;
-  }
-
-  get pid(): number {
-    return Number(this.#child.pid);
-  }
-
-  async #line(): Promise<string> {
-    const [data] = await once(this.#child.stdout ?? this.#child, 'data');
-    return String(data).trim();
-  }
-
-  async change(pages: readonly number[]): Promise<void> {
-    this.#child.stdin?.write(`change ${pages.join(' ')}\n`);
-    await this.#line();
-  }
-
-  async digest(): Promise<string> {
-    this.#child.stdin?.write('digest\n');
-    return this.#line();
-  }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    const exited = once(this.#child, 'exit');
-    this.#child.kill('SIGKILL');
-    await exited;
-  }
-}
 
 describe('memory layers of a live process', () => {
   let directory: string;
@@ -97,8 +39,8 @@ describe('memory layers of a live process', () => {
   test('hold exactly the changed pages, and make another process of the same base equal', async () => {
     const before = await digestOf(base);
     const target = join(directory, 'layer');
-    await using source = await Mapper.start(base);
-    await using copy = await Mapper.start(base);
+    await using source = await Mapper.start(base, SIZE);
+    await using copy = await Mapper.start(base, SIZE);
     await source.change(changes);
     const { bytes } = await memory.run({
       kind: 'save-layer',
@@ -121,7 +63,7 @@ describe('memory layers of a live process', () => {
 
   test('are not written when more changed than asked for', async () => {
     const target = join(directory, 'layer');
-    await using source = await Mapper.start(base);
+    await using source = await Mapper.start(base, SIZE);
     await source.change(everyThird);
     const limit = everyThird.length * PAGE;
     const job = { kind: 'save-layer', pid: source.pid, mapped: base, size: SIZE, target, limit: limit - 1 } as const;
@@ -133,9 +75,9 @@ describe('memory layers of a live process', () => {
   test('are cumulative: a layer of a restored process holds what it was restored from and what it changed since', async () => {
     const first = join(directory, 'first');
     const second = join(directory, 'second');
-    await using source = await Mapper.start(base);
-    await using middle = await Mapper.start(base);
-    await using last = await Mapper.start(base);
+    await using source = await Mapper.start(base, SIZE);
+    await using middle = await Mapper.start(base, SIZE);
+    await using last = await Mapper.start(base, SIZE);
     await source.change([1, 2, 3]);
     const facts = { mapped: base, size: SIZE, limit: SIZE };
     await memory.run({ kind: 'save-layer', pid: source.pid, ...facts, target: first });
@@ -148,8 +90,8 @@ describe('memory layers of a live process', () => {
 
   test('that were cut short, or of another guest, touch nothing', async () => {
     const target = join(directory, 'layer');
-    await using source = await Mapper.start(base);
-    await using copy = await Mapper.start(base);
+    await using source = await Mapper.start(base, SIZE);
+    await using copy = await Mapper.start(base, SIZE);
     await source.change(everyThird);
     const facts = { mapped: base, size: SIZE, limit: SIZE };
     const { bytes } = await memory.run({ kind: 'save-layer', pid: source.pid, ...facts, target });
@@ -167,7 +109,7 @@ describe('memory layers of a live process', () => {
   test('an existing file is never written over, and a process without the mapping is refused', async () => {
     const target = join(directory, 'layer');
     await writeFile(target, 'somebody else');
-    await using source = await Mapper.start(base);
+    await using source = await Mapper.start(base, SIZE);
     const facts = { kind: 'save-layer', pid: source.pid, mapped: base, size: SIZE, target, limit: SIZE } as const;
     await expect(memory.run(facts)).rejects.toThrow('EEXIST');
     await expect(memory.run({ ...facts, mapped: '/elsewhere' })).rejects.toThrow('does not map');

@@ -1,0 +1,241 @@
+import { mkdir, mkdtemp, readdir, rm, truncate, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { PlatformError, SILENT_LOG, type SnapshotArtifact } from '@agentenv/core';
+import { createRealClock } from '@agentenv/core/testing';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import type { Exec } from '../exec.ts';
+import { Mapper } from '../testing/memory-mapper.ts';
+import { captureEngine } from './capture.ts';
+import { createDiskChain } from './disk-chain.ts';
+import type { Engine } from './engine.ts';
+import type { EngineHost } from './engine-host.ts';
+import { createMemoryThread, type MemoryThread } from './memory-thread.ts';
+import { createOverlay } from './qcow2.ts';
+import type { Qmp } from './qmp.ts';
+import { createSnapshotIntegrity, digestArtifact } from './snapshot-integrity.ts';
+
+const MIB = 1024 * 1024;
+const RESOURCES = { vcpus: 1, memoryMB: 4, diskSizeMB: 16 };
+
+/** Whether a fault comes instead of the effect of a call, or after it. */
+type When = 'before' | 'after';
+
+/** Counts every call that leaves the process, and lets one of them fail; of an engine all from one on. */
+const faults = vi.hoisted(() => {
+  let calls = 0;
+  let fault:
+    | { readonly call: number; readonly when: When; readonly error: () => Error; readonly engine: boolean }
+    | undefined;
+  return {
+    arm(call: number, when: When, error: () => Error, engine = false) {
+      calls = 0;
+      fault = { call, when, error, engine };
+    },
+    /** How many calls there were since. */
+    disarm(): number {
+      fault = undefined;
+      return calls;
+    },
+    async around<T>(
+      work: () => Promise<T>,
+      of: 'host' | 'engine' = 'host',
+      undo?: (result: T) => Promise<void>,
+    ): Promise<T> {
+      const current = fault;
+      if (current === undefined || (current.engine && of === 'host')) return work();
+      const mine = ++calls;
+      const fails = current.engine ? mine >= current.call : mine === current.call;
+      if (fails && current.when === 'before') throw current.error();
+      const result = await work();
+      if (!fails) return result;
+      await undo?.(result);
+      throw current.error();
+    },
+  };
+});
+
+vi.mock('node:fs/promises', async (original) => {
+  const real = await original<typeof import('node:fs/promises')>();
+  type Call = (...args: readonly unknown[]) => Promise<unknown>;
+  const guarded =
+    (call: Call): Call =>
+    (...args) =>
+      faults.around(() => call(...args));
+  const handleCalls = ['sync', 'stat', 'readFile', 'truncate', 'chown', 'chmod'];
+  const open = async (...args: Parameters<typeof real.open>) => {
+    const handle = await faults.around(
+      () => real.open(...args),
+      'host',
+      (opened) => opened.close(),
+    );
+    return new Proxy(handle, {
+      get(target, key) {
+        const value: unknown = Reflect.get(target, key, target);
+        if (typeof value !== 'function') return value;
+        const call = value.bind(target);
+        return handleCalls.includes(String(key)) ? guarded(call) : call;
+      },
+    });
+  };
+  // Removing what was written is how a failure is dealt with; two faults at once are not looked at.
+  const kept = new Set(['rm', 'open', 'constants']);
+  const entries = Object.entries(real).map(([name, value]) => [
+    name,
+    typeof value === 'function' && !kept.has(name) ? guarded(value as Call) : value,
+  ]);
+  return { ...Object.fromEntries(entries), open };
+});
+
+describe('a capture of which a call fails', () => {
+  let root: string;
+  let memory: MemoryThread;
+  let guest: Mapper;
+  let serial = 0;
+  let base: SnapshotArtifact;
+  let disk: SnapshotArtifact;
+
+  beforeEach(async () => {
+    root = await mkdtemp(join(tmpdir(), 'aenv-faults-'));
+    memory = createMemoryThread();
+    for (const [name, bytes] of [
+      ['memory', RESOURCES.memoryMB * MIB],
+      ['disk', RESOURCES.diskSizeMB * MIB],
+      ['rootfs', 4096],
+    ] as const) {
+      await writeFile(join(root, name), Buffer.alloc(4096, 7));
+      await truncate(join(root, name), bytes);
+    }
+    base = await artifact('memory', RESOURCES.memoryMB * MIB);
+    disk = await artifact('disk', RESOURCES.diskSizeMB * MIB);
+    guest = await Mapper.start(base.path, RESOURCES.memoryMB * MIB);
+  });
+  afterEach(async () => {
+    faults.disarm();
+    await guest[Symbol.asyncDispose]();
+    await memory[Symbol.asyncDispose]();
+    await rm(root, { recursive: true, force: true });
+  });
+
+  async function artifact(name: string, virtualSize: number): Promise<SnapshotArtifact> {
+    const path = join(root, name);
+    const { sha256, bytes } = await digestArtifact(path, virtualSize, memory);
+    return { path, size: bytes, virtualSize, sha256 };
+  }
+
+  /** The control socket of an engine that does what it is told, as far as a capture notices. */
+  function controlOf(instance: string): Qmp {
+    let top = 'upper';
+    const effects: Readonly<Record<string, (args: Readonly<Record<string, unknown>>) => unknown>> = {
+      'xen-save-devices-state': () => writeFile(join(instance, 'devices.state'), 'devices'),
+      'blockdev-add': () => ({}),
+      'blockdev-snapshot': ({ overlay }) => {
+        top = String(overlay);
+      },
+      'query-block': () => [{ inserted: { 'node-name': top } }],
+    };
+    return {
+      version: '',
+      closed: new Promise(() => undefined),
+      execute: (command, args = {}) => faults.around(async () => await effects[command]?.(args), 'engine'),
+      subscribe: () => ({ [Symbol.dispose]: () => undefined }),
+      async [Symbol.asyncDispose]() {},
+    };
+  }
+
+  async function startEngine(): Promise<Engine> {
+    const name = `engine-${serial++}`;
+    const [instance, layers] = [join(root, `${name}-instance`), join(root, `${name}-layers`)];
+    await mkdir(instance);
+    await mkdir(layers);
+    await createOverlay(join(instance, 'upper.qcow2'), RESOURCES.diskSizeMB * MIB, 0);
+    const qmp = controlOf(instance);
+    return {
+      ...{ qmp, uid: 0, agentSocket: '', directory: instance, mapped: base.path },
+      identity: { pid: guest.pid, startTime: 0, name, uuid: '', mapped: base.path, diskBase: disk.path },
+      disk: createDiskChain({
+        ...{ qmp, instance, layerDirectory: layers, base: disk.path, layers: [], owner: 0 },
+        bytes: RESOURCES.diskSizeMB * MIB,
+      }),
+      ended: new Promise(() => undefined),
+      async abandon() {},
+      async [Symbol.asyncDispose]() {},
+    };
+  }
+
+  const guarded: MemoryThread = {
+    run: (job) => faults.around(() => memory.run(job), job.kind === 'save-layer' ? 'engine' : 'host'),
+    async [Symbol.asyncDispose]() {},
+  };
+
+  async function emptyDirectory(): Promise<string> {
+    const directory = join(root, `capture-${serial++}`);
+    await mkdir(directory);
+    return directory;
+  }
+
+  const exec: Exec = () => Promise.reject(new Error('no program is started by this capture'));
+
+  function capture(engine: Engine, directory: string) {
+    const host = { fingerprint: {}, memory: guarded, clock: createRealClock() } as unknown as EngineHost;
+    const origin = { memory: base, disk };
+    const rootfs = { path: join(root, 'rootfs'), digest: '' };
+    const facts = { contents: 'full', resources: RESOURCES, fingerprint: {}, channelKey: new Uint8Array(16) } as const;
+    return captureEngine(host, { ...facts, engine, rootfs, origin }, directory, exec);
+  }
+
+  /** Every file is there, as its manifest says. */
+  async function expectWhole(directory: string, engine: Engine): Promise<void> {
+    const { manifest } = await capture(engine, directory);
+    await createSnapshotIntegrity({ memory, log: SILENT_LOG }).verify({ directory, manifest });
+    expect(manifest.memoryLayers?.length).toBeGreaterThan(0);
+    expect(manifest.diskLayers?.length).toBeGreaterThan(0);
+  }
+
+  test.each<[When, string]>([
+    ['before', 'EIO'],
+    ['after', 'EIO'],
+    ['before', 'ENOSPC'],
+  ])('leaves nothing, says why and is followed by a whole one: every call, %s its effect, %s', async (when, code) => {
+    const failure = () => Object.assign(new Error(`${code}: injected`), { code });
+    let call = 1;
+    for (; ; call++) {
+      await guest.fill(call % 250, [1, 2, 3 + call]);
+      const engine = await startEngine();
+      const directory = await emptyDirectory();
+      faults.arm(call, when, failure);
+      const outcome = await capture(engine, directory).then(
+        () => undefined,
+        (caught: unknown) => caught,
+      );
+      if (faults.disarm() < call) {
+        expect(outcome).toBeUndefined();
+        break;
+      }
+      // What is told after the manifest is written changes nothing: the capture is whole.
+      if (outcome !== undefined) {
+        expect(outcome, `call ${call}`).toBeInstanceOf(PlatformError);
+        if (code === 'ENOSPC') expect(outcome, `call ${call}`).toMatchObject({ code: 'no_space' });
+        expect(await readdir(directory), `call ${call}`).toEqual([]);
+      }
+      await expectWhole(await emptyDirectory(), engine);
+    }
+    expect(call).toBeGreaterThan(25);
+  });
+
+  test('of an engine that is gone in the middle leaves nothing and says so', async () => {
+    for (let call = 1; ; call++) {
+      const engine = await startEngine();
+      const directory = await emptyDirectory();
+      const gone = () => new PlatformError('sandbox_unavailable', 'the engine is gone');
+      faults.arm(call, 'before', gone, true);
+      const outcome = await capture(engine, directory).then(
+        () => undefined,
+        (caught: unknown) => caught,
+      );
+      if (faults.disarm() < call) break;
+      expect(outcome, `call ${call}`).toMatchObject({ code: 'sandbox_unavailable' });
+      expect(await readdir(directory), `call ${call}`).toEqual([]);
+    }
+  });
+});

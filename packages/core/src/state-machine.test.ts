@@ -90,10 +90,10 @@ describe('sandbox state machine', () => {
     expect(seen).toEqual(new Set(['gone', ...SANDBOX_STATES]));
   });
 
-  test('clients see only running and paused, and never one that is being killed', () => {
+  test('clients see only running and paused, and never one that is being made or killed', () => {
     const shown = Object.fromEntries(SANDBOX_STATES.map((state) => [state, visibleState(state)]));
     expect(shown).toEqual({
-      creating: 'running',
+      creating: undefined,
       running: 'running',
       snapshotting: 'running',
       forking: 'running',

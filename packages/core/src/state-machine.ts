@@ -134,10 +134,12 @@ export function applyEvent(state: SandboxState, event: SandboxEvent): Transition
 /** What clients see (contract e2b.md section 5: only these two; a sandbox under snapshot or fork reports `running`). */
 export type VisibleState = 'running' | 'paused';
 
-/** The state clients see; undefined for one that is being killed: it has vanished already (e2b.md 6.2). */
+/**
+ * The state clients see; undefined for one that is being killed, which has vanished already (e2b.md 6.2), and for one that is
+ * being made, which nobody is told of before the custom extension has answered (hooks.md, statement 7).
+ */
 export function visibleState(state: SandboxState): VisibleState | undefined {
   switch (state) {
-    case 'creating':
     case 'running':
     case 'snapshotting':
     case 'forking':
@@ -146,6 +148,7 @@ export function visibleState(state: SandboxState): VisibleState | undefined {
     case 'pausing':
     case 'paused':
       return 'paused';
+    case 'creating':
     case 'killing':
       return undefined;
   }

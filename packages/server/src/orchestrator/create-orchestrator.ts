@@ -335,7 +335,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     fork: (id, request) => forking.fork(id, request),
     snapshot: (id, name) => snapshotting.snapshot(id, name),
     deleteTemplate: (reference) => snapshotting.deleteTemplate(reference),
-    get: (id) => access.live(id).record,
+    get: (id) => access.visible(id).record,
     list(filter) {
       const { template, ...query } = filter;
       const templateId = template === undefined ? undefined : (templates.find(template)?.id ?? template);

@@ -131,8 +131,10 @@ describe('create', () => {
     (stage) => {
       async function standStill() {
         const reached = Promise.withResolvers<void>();
+        let made = '';
         const harness = await startLifecycle({
-          intercept: ({ number, kind }, apply) => {
+          intercept: ({ number, kind, id }, apply) => {
+            made = id;
             if (kind !== 'put' || number !== LEDGER_FAULTS[stage]) return apply();
             reached.resolve();
             return hang();
@@ -146,9 +148,7 @@ describe('create', () => {
           (error: unknown) => error,
         );
         await reached.promise;
-        const [listed] = harness.orchestrator.list(LIST_ALL).sandboxes;
-        if (listed === undefined) throw new Error('a sandbox that is being created is not listed');
-        return { harness, outcome, id: listed.id };
+        return { harness, outcome, id: made };
       }
 
       test('is killed at once: the kill succeeds, the caller learns it, nothing is left', async () => {
@@ -207,8 +207,8 @@ describe('create', () => {
       }),
     });
     const outcome = harness.orchestrator.create(CREATE_BASE).catch((error: unknown) => error);
-    await harness.until(() => harness.orchestrator.list(LIST_ALL).sandboxes.length === 1);
-    const id = harness.orchestrator.list(LIST_ALL).sandboxes[0]?.id ?? '';
+    await harness.until(() => harness.stored().length === 1);
+    const id = harness.stored()[0]?.id ?? '';
     const killing = harness.orchestrator.kill(id, 'test').catch((error: unknown) => error);
     expect(await outcome).toMatchObject({ code: 'killed' });
     expect(harness.orchestrator.list(LIST_ALL).sandboxes).toEqual([]);

@@ -130,7 +130,7 @@ describe('fork', () => {
     const forking = harness.orchestrator.fork(id, { count: 3, timeoutSeconds: 60 });
     await Promise.all(starts.slice(0, 2).map(({ hit }) => hit));
     await harness.clock.advance(0);
-    expect(harness.orchestrator.list(LIST_ALL).sandboxes).toHaveLength(3);
+    expect(harness.stored()).toHaveLength(3);
     for (const start of starts) start.release();
     expect(started(await forking)).toHaveLength(3);
     await expectNothingLeft(harness);

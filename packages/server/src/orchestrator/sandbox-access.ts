@@ -5,13 +5,16 @@ import {
   type SandboxRecord,
   type SandboxState,
   shorten,
+  visibleState,
 } from '@agentenv/core';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 
 /** Looks sandboxes up for clients, by the rules of the state × operation matrix. */
 export interface SandboxAccess {
-  /** Throws `not_found` for one that does not exist for clients: one that is being killed does not. */
+  /** Throws `not_found` for one that no operation can reach: one that is being killed. */
   live(id: string): SandboxEntry;
+  /** Throws `not_found` for one that clients are not told of; one that is being made, too. */
+  visible(id: string): SandboxEntry;
   /** The same, and `conflict` naming the state where the matrix says so. */
   allowed(id: string, operation: SandboxOperation): SandboxEntry;
 }
@@ -35,6 +38,11 @@ export function createSandboxAccess(table: Pick<SandboxTable, 'get'>): SandboxAc
   }
   return {
     live,
+    visible(id) {
+      const entry = live(id);
+      if (visibleState(entry.record.state) === undefined) throw sandboxNotFound(id);
+      return entry;
+    },
     allowed(id, operation) {
       const entry = live(id);
       if (OPERATION_RULES[operation][entry.record.state] === 'conflict') {

@@ -36,9 +36,9 @@ const MATRIX: Readonly<Record<Row, Readonly<Record<Column, Outcome>>>> = {
     snapshot: 'conflict',
     fork: 'conflict',
     kill: 'pre-empts',
-    get: 'done',
+    get: 'not_found',
     'data plane': 'not_proxyable',
-    list: 'done',
+    list: 'not_found',
   },
   running: {
     pause: 'done',
@@ -198,7 +198,7 @@ async function bring(to: Row): Promise<Situation> {
     const start = harness.world.faults.next('start', { kind: 'hang' });
     const creating = harness.orchestrator.create(CREATE_BASE).catch((error: unknown) => error);
     await start.hit;
-    const id = harness.orchestrator.list(LIST_ALL).sandboxes[0]?.id ?? '';
+    const id = harness.stored()[0]?.id ?? '';
     return {
       harness,
       id,
@@ -345,7 +345,7 @@ describe('state × operation', () => {
     harness.world.faults.next('activate', { kind: 'fail' });
     const creating = harness.orchestrator.create(CREATE_BASE).catch((error: unknown) => error);
     await start.hit;
-    const id = harness.orchestrator.list(LIST_ALL).sandboxes[0]?.id ?? '';
+    const id = harness.stored()[0]?.id ?? '';
     const waiting = [harness.orchestrator.connect(id, 10), harness.orchestrator.setTimeout(id, 10)].map((operation) =>
       operation.catch((error: unknown) => error),
     );
@@ -360,7 +360,7 @@ describe('state × operation', () => {
     const start = harness.world.faults.next('start', { kind: 'hang' });
     const creating = harness.orchestrator.create(CREATE_BASE);
     await start.hit;
-    const id = harness.orchestrator.list(LIST_ALL).sandboxes[0]?.id ?? '';
+    const id = harness.stored()[0]?.id ?? '';
     const waiting = harness.orchestrator.connect(id, 10).catch((error: unknown) => error);
     await harness.clock.advance(60_000);
     expect(await waiting).toMatchObject({ code: 'conflict', message: "waited 60 s for 'create' to finish" });

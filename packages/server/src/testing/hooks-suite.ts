@@ -153,7 +153,8 @@ export function describeHooks(
         expect(call).toMatchObject({ hook: 'start-resume', path: '/sandbox-hook/start-resume' });
         const id = String(call?.body.sandboxId);
         expect(server.orchestrator.target(id)).toEqual({ kind: 'not-proxyable' });
-        expect(server.orchestrator.get(id).state).toBe('creating');
+        expect((await server.api('GET', `/sandboxes/${id}`)).status).toBe(404);
+        expect((await server.api('GET', '/v2/sandboxes')).body).toEqual([]);
         expect(await server.visit(id, 'agentenv')).toMatchObject({ status: 410 });
         expect(await server.visit(id, 'e2b')).toMatchObject({
           status: 502,

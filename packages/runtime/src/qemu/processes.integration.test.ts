@@ -33,8 +33,9 @@ describe('process identity', () => {
   }
 
   test('finds a process by one of its arguments', async () => {
-    const found = await findProcesses((argument) => argument === `guest=aenv-test-${process.pid}`);
-    expect(found).toEqual([await identityOf(child)]);
+    const argument = `guest=aenv-test-${process.pid}`;
+    const found = await findProcesses((candidate) => candidate === argument);
+    expect(found).toEqual([{ ...(await identityOf(child)), argument }]);
   });
 
   test('a process with another start time is another process: it is never killed', async () => {

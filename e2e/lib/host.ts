@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto';
-import { copyFileSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { copyFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -48,8 +48,16 @@ export function ledgerIds(server: TestServer): string[] {
 /** A copy of the ledger as it is on disk: the server holds the original with an exclusive lock. */
 function openLedger(server: TestServer): Disposable & { readonly handle: DatabaseSync } {
   const copy = mkdtempSync(join(tmpdir(), 'aenv-ledger-'));
-  for (const name of readdirSync(server.home).filter((entry) => /^ledger\.\w+(-wal)?$/.test(entry))) {
-    copyFileSync(join(server.home, name), join(copy, name));
+  const names = readdirSync(server.home).filter((entry) => /^ledger\.\w+(-wal)?$/.test(entry));
+  // Written or moved from one file to the other in between, they would not belong together.
+  const versions = () =>
+    names
+      .map((name) => statSync(join(server.home, name), { bigint: true }))
+      .map(({ ino, size, mtimeNs }) => [ino, size, mtimeNs].join())
+      .join();
+  for (let before = ''; before !== versions(); ) {
+    before = versions();
+    for (const name of names) copyFileSync(join(server.home, name), join(copy, name));
   }
   const file = readdirSync(copy).find((name) => !name.endsWith('-wal'));
   if (file === undefined) throw new Error(`no ledger in ${server.home}`);

@@ -1,7 +1,8 @@
 import { defineConfig } from 'vitest/config';
 
 /**
- * Three projects: `unit` (pure, parallel), `integration` (namespaces, the native guest agent; one worker) and
+ * Three projects: `unit` (pure, parallel, one module graph per worker, which halves its time), `integration` (namespaces, the
+ * native guest agent; two workers, so that all of it stays within the time of a run) and
  * `vm` (real microVMs; one worker, so that timings and memory stay predictable on two cores).
  */
 export default defineConfig({
@@ -12,6 +13,7 @@ export default defineConfig({
       {
         test: {
           name: 'unit',
+          isolate: false,
           include: ['packages/**/*.test.ts', 'scripts/**/*.test.ts', 'bench/**/*.test.ts', 'e2e/**/*.test.ts'],
           exclude: ['**/node_modules/**', '**/*.integration.test.ts', '**/*.vm.test.ts'],
         },
@@ -20,7 +22,7 @@ export default defineConfig({
         test: {
           name: 'integration',
           include: ['{packages,guest,scripts}/**/*.integration.test.ts'],
-          fileParallelism: false,
+          maxWorkers: 2,
           testTimeout: 60_000,
           hookTimeout: 60_000,
         },

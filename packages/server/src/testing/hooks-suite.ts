@@ -181,7 +181,7 @@ export function describeHooks(
         expect(bodies(ext.of('stop'))).toEqual([{ sandboxId: id, sandboxInstanceId }]);
       });
 
-      test('hooks/12 hooks/17 hooks/18 hooks/20 hooks/24 pause and resume: start, stop, start of another instance', async () => {
+      test('hooks/12 hooks/17 hooks/18 hooks/20 hooks/24 hooks/70 pause and resume: start, stop, start of another instance', async () => {
         const id = await suite.created({ metadata: { team: 'alpha' } });
         ext.answer('stop', { status: 500 });
         expect((await server.api('POST', `/sandboxes/${id}/pause`)).status).toBe(204);

@@ -3,12 +3,12 @@ import { join } from 'node:path';
 import { PlatformError, type Resources } from '@agentenv/core';
 import { isRunning, killProcess, waitUntilGone } from '../processes.ts';
 import { createDiskChain } from './disk-chain.ts';
-import { connectQmp, type Engine, ownDirectories } from './engine.ts';
+import { connectQmp, type Engine, engineOf, ownDirectories } from './engine.ts';
 import { watchEnd } from './engine-end.ts';
 import type { EngineHost } from './engine-host.ts';
 import type { MachineIdentity } from './engine-identity.ts';
 import { findDiskChain } from './find-disk-chain.ts';
-import { AGENT_SOCKET, DEVICE_STATE, QMP_SOCKET } from './qemu-args.ts';
+import { DEVICE_STATE, QMP_SOCKET } from './qemu-args.ts';
 import type { Qmp } from './qmp.ts';
 import { isFields } from './qmp-events.ts';
 
@@ -37,7 +37,8 @@ export async function adoptEngine(
   if (!(await isRunning(identity))) throw new PlatformError('sandbox_unavailable', 'its engine is gone');
   const log = host.log.child({ engine: name });
   await using undo = new AsyncDisposableStack();
-  const { sockets, instance, lower } = ownDirectories(layout, name.slice(layout.namePrefix.length), undo);
+  const directories = ownDirectories(layout, name.slice(layout.namePrefix.length), undo);
+  const { sockets, instance, lower } = directories;
   undo.defer(() => host.cgroups.remove(name));
   undo.defer(async () => {
     await killProcess(identity);
@@ -51,22 +52,10 @@ export async function adoptEngine(
   // It is not our child: its end shows at its control socket.
   const { promise: exited } = Promise.withResolvers<string>();
   const ended = watchEnd({ qmp, exited, tail: () => '', clock, log });
-  const release = undo.move();
-  return {
-    identity: { pid, startTime, name, uuid, mapped, diskBase },
-    qmp,
-    uid,
-    agentSocket: join(sockets, AGENT_SOCKET),
-    directory: instance,
-    mapped,
-    disk: createDiskChain({
-      ...{ qmp, instance, layerDirectory: lower, base: diskBase, layers, overlay },
-      ...{ owner: uid, bytes: resources.diskSizeMB * MIB },
-    }),
-    ended,
-    async abandon() {
-      await qmp[Symbol.asyncDispose]();
-    },
-    [Symbol.asyncDispose]: () => release.disposeAsync(),
-  };
+  const disk = createDiskChain({
+    ...{ qmp, instance, layerDirectory: lower, base: diskBase, layers, overlay },
+    ...{ owner: uid, bytes: resources.diskSizeMB * MIB },
+  });
+  const process = { pid, startTime, name, uuid, mapped };
+  return engineOf({ process, qmp, uid, directories, disk, ended, release: undo.move() });
 }

@@ -249,10 +249,12 @@ export async function startEngine(
     diskLayers: directories.layers.length,
   };
   const args = [...launcherArguments(host, request, directories, cgroups), '--', host.enginePath];
-  const engine = undo.use(startEngineProcess(host.artifacts.launcher.path, [...args, ...engineArguments(spec)], clock));
-  const { exited, tail } = engine;
-  const qmp = undo.use(await control(engine, join(directories.sockets, QMP_SOCKET), clock, signal));
-  const { pid } = engine;
+  const started = undo.use(
+    startEngineProcess(host.artifacts.launcher.path, [...args, ...engineArguments(spec)], clock),
+  );
+  const { exited, tail } = started;
+  const qmp = undo.use(await control(started, join(directories.sockets, QMP_SOCKET), clock, signal));
+  const { pid } = started;
   const startTime = pid === undefined ? undefined : await processStartTime(pid);
   if (pid === undefined || startTime === undefined) throw startFailure(await exited, tail());
   // The sockets are bound: from here on nobody but root can put another one in their place.
@@ -264,17 +266,32 @@ export async function startEngine(
     layers: directories.layers.map((known) => ({ path: known.path, known })),
     ...{ owner: slot.uid, bytes: resources.diskSizeMB * MIB },
   });
-  const release = undo.move();
+  const process = { pid, startTime, name, uuid, mapped };
+  const engine = engineOf({ process, qmp, uid: slot.uid, directories, disk, ended, release: undo.move() });
+  return Object.assign(engine, { deviceState: directories.deviceState });
+}
+
+/** What a server holds of a running engine, whoever started it. */
+export function engineOf(parts: {
+  readonly process: Omit<EngineIdentity, 'diskBase'>;
+  readonly qmp: Qmp;
+  readonly uid: number;
+  readonly directories: OwnDirectories;
+  readonly disk: DiskChain;
+  readonly ended: Promise<RuntimeEnd>;
+  readonly release: AsyncDisposableStack;
+}): Engine {
+  const { process, qmp, uid, directories, disk, ended, release } = parts;
   return {
+    // The base of the disk may become another one.
     get identity() {
-      return { pid, startTime, name, uuid, mapped, diskBase: disk.base };
+      return { ...process, diskBase: disk.base };
     },
     qmp,
-    uid: slot.uid,
+    uid,
     agentSocket: join(directories.sockets, AGENT_SOCKET),
     directory: directories.instance,
-    mapped,
-    deviceState: directories.deviceState,
+    mapped: process.mapped,
     disk,
     ended,
     async abandon() {

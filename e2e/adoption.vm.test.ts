@@ -1,10 +1,10 @@
 import { once } from 'node:events';
-import { existsSync, readdirSync } from 'node:fs';
 import { type ClientRequest, request } from 'node:http';
 import { Sandbox } from 'e2b';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { runCrashLoop } from './lib/crash-loop.ts';
 import { engines, ledgerIds } from './lib/host.ts';
+import { remainsOfStopped } from './lib/remains.ts';
 import { NO_POOL, startServer, type TestServer } from './lib/server.ts';
 import { waitUntil } from './lib/wait.ts';
 
@@ -23,8 +23,7 @@ beforeAll(async () => {
 });
 afterAll(async () => {
   await server.stop();
-  expect(engines(server)).toEqual([]);
-  expect(existsSync(server.runtime) ? readdirSync(server.runtime) : []).toEqual([]);
+  expect(remainsOfStopped(server)).toEqual([]);
   await server[Symbol.asyncDispose]();
 });
 

@@ -1,5 +1,6 @@
 import { parseArgs } from 'node:util';
 import { runCrashLoop } from './lib/crash-loop.ts';
+import { remainsOfStopped } from './lib/remains.ts';
 import { NO_POOL, startServer } from './lib/server.ts';
 
 const HELP = `Usage: node e2e/crash-loop.ts [--kills 200] [--seed N]
@@ -33,10 +34,18 @@ if (values.help) {
 } else {
   const [kills, seed] = [positive('kills'), positive('seed')];
   await using server = await startServer({ config: NO_POOL });
+  const stages = new Map<string, number>();
   let count = 0;
-  const onKill = (line: string): void => console.log(`${++count} ${line}`);
+  const onKill = (line: string, stage: string): void => {
+    stages.set(stage, (stages.get(stage) ?? 0) + 1);
+    console.log(`${++count} ${line}`);
+  };
   const { restarts, firstCommands, adopted } = await runCrashLoop(server, { seed, kills, onKill });
+  await server.stop();
+  const left = remainsOfStopped(server);
+  if (left.length > 0) throw new Error(`left behind: ${left.join(', ')}`);
   console.log(`${kills} kills, seed ${seed}: ${adopted} times a sandbox was adopted, nothing lost, nothing left`);
+  for (const [stage, times] of [...stages].toSorted()) console.log(`${times} × ${stage}`);
   console.log(figure('restart to first answer', restarts));
   console.log(figure('first command after it', firstCommands));
 }

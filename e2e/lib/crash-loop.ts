@@ -1,10 +1,20 @@
 import { type FSWatcher, watch } from 'node:fs';
-import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { createSeededRandom } from '@agentenv/core/testing';
 import { Sandbox } from 'e2b';
+import {
+  type CrashModel,
+  creation,
+  type Kept,
+  type Operation,
+  type Owned,
+  operationsOnPaused,
+  operationsOnRunning,
+  TIMEOUT_MS,
+} from './crash-operations.ts';
 import { enginePid, engines, ledgerIds } from './host.ts';
+import { captureNames, stageOfCapture, waitForNoOrphans } from './remains.ts';
 import type { TestServer } from './server.ts';
 import { waitUntil } from './wait.ts';
 
@@ -12,8 +22,8 @@ export interface CrashLoopOptions {
   readonly seed: number;
   /** How often the server is killed. */
   readonly kills: number;
-  /** One line about each kill, when everything was found as it should be. */
-  readonly onKill: (line: string) => void;
+  /** One line about each kill, when everything was found as it should be, and how far its operation had come. */
+  readonly onKill: (line: string, stage: string) => void;
 }
 
 export interface CrashLoopFigures {
@@ -25,36 +35,14 @@ export interface CrashLoopFigures {
   readonly adopted: number;
 }
 
-/** What the owner of a sandbox has been promised. */
-interface Owned {
-  sandbox: Sandbox;
-  state: 'running' | 'paused';
-  /** Of a running one. */
-  endAt: number;
-  readonly processes: Set<number>;
-  readonly files: Map<string, string>;
-}
-
-/** What an operation may have changed when its answer never came. */
-interface Operation {
-  readonly name: string;
-  /** Whose state or deadline it changes. */
-  readonly target: Owned | undefined;
-  /** The answer is the promise; it notes in the model what holds from then on. */
-  readonly run: () => Promise<void>;
-  /** States the target may be in when there was no answer. */
-  readonly possible: readonly ('running' | 'paused' | 'gone')[];
-  /** Its capture can be watched. */
-  readonly captures: boolean;
-}
-
 const DIRECTORY = '/home/user/loop';
-const TIMEOUT_MS = 3_600_000;
-const MOST_SANDBOXES = 3;
+const MOST_SANDBOXES = 4;
 /** An operation under emulation takes about so long, milliseconds. */
 const LONGEST_DELAY_MS = 1_500;
-/** A capture does about so many things to files that can be seen. */
+/** So many changes of files a capture shows, and some more until what it was made for is done. */
 const CAPTURE_STEPS = 24;
+/** A start of a server takes about so long, milliseconds. */
+const LONGEST_START_MS = 3_500;
 
 function must(condition: boolean, what: string): asserts condition {
   if (!condition) throw new Error(what);
@@ -71,19 +59,21 @@ const sorted = (values: Iterable<string>): string => JSON.stringify([...values].
 export async function runCrashLoop(server: TestServer, options: CrashLoopOptions): Promise<CrashLoopFigures> {
   const random = createSeededRandom(options.seed);
   const owned = new Map<string, Owned>();
-  const snapshots = new Map<string, Pick<Owned, 'files' | 'processes'>>();
+  const snapshots = new Map<string, Kept>();
+  const model: CrashModel = { server, owned, snapshots, take, furnish, write };
   const restarts: number[] = [];
   const firstCommands: number[] = [];
   let adopted = 0;
   let serial = 0;
+  let captures = 0;
 
   const run = async ({ sandbox }: Pick<Owned, 'sandbox'>, command: string): Promise<string> =>
     (await sandbox.commands.run(command, { timeoutMs: 0, requestTimeoutMs: 0 })).stdout;
 
-  async function take(sandbox: Sandbox, from?: Owned): Promise<Owned> {
+  async function take(sandbox: Sandbox, from?: Kept): Promise<Owned> {
     const { endAt } = await sandbox.getInfo();
     return {
-      ...{ sandbox, state: 'running', endAt: endAt.getTime() },
+      ...{ sandbox, state: 'running', memory: 'kept', endAt: endAt.getTime() },
       processes: new Set(from?.processes),
       files: new Map(from?.files),
     };
@@ -97,88 +87,33 @@ export async function runCrashLoop(server: TestServer, options: CrashLoopOptions
     owned.set(fresh.sandbox.sandboxId, fresh);
   }
 
+  /** Every other file by a program that syncs it. */
   async function write(target: Owned): Promise<void> {
     const name = `file-${++serial}`;
     const text = `text ${random.below(1_000_000)}`;
-    await target.sandbox.files.write(`${DIRECTORY}/${name}`, text);
-    target.files.set(name, text);
+    const synced = serial % 2 === 0;
+    const path = `${DIRECTORY}/${name}`;
+    if (synced)
+      await run(target, `mkdir -p ${DIRECTORY}; echo ${text} > ${path}; sync ${path} ${DIRECTORY} /home/user`);
+    else await target.sandbox.files.write(path, text);
+    target.files.set(name, { text, synced });
   }
 
-  function ofState(state: Owned['state']): Owned | undefined {
-    const [first, ...rest] = [...owned.values()].filter((candidate) => candidate.state === state);
+  function oneOf<T>(candidates: readonly T[]): T | undefined {
+    const [first, ...rest] = candidates;
     return first === undefined ? undefined : random.pick([first, ...rest]);
   }
 
   function choose(): Operation {
-    const running = ofState('running');
-    const paused = ofState('paused');
-    const roomLeft = owned.size < MOST_SANDBOXES;
-    const choices: Operation[] = [];
-    const offer = (weight: number, operation: Operation): void => {
-      for (let count = 0; count < weight; count++) choices.push(operation);
-    };
-    const plain = { target: undefined, possible: [], captures: false } as const;
-    if (roomLeft) {
-      offer(1, { ...plain, name: 'create', run: () => furnish() });
-    }
-    if (running !== undefined) {
-      const { sandbox } = running;
-      const { sandboxId } = sandbox;
-      offer(3, {
-        ...{ name: 'pause', target: running, possible: ['running', 'paused'], captures: true },
-        async run() {
-          await sandbox.pause();
-          running.state = 'paused';
-        },
-      });
-      offer(2, {
-        ...{ ...plain, name: 'snapshot', captures: true },
-        async run() {
-          const { files, processes } = running;
-          const had = { files: new Map(files), processes: new Set(processes) };
-          snapshots.set((await sandbox.createSnapshot()).snapshotId, had);
-        },
-      });
-      offer(2, {
-        ...{ ...plain, name: 'fork', captures: true },
-        async run() {
-          const children = await sandbox.fork({ count: 1, timeoutMs: TIMEOUT_MS });
-          for (const child of children) {
-            if (child instanceof Error) throw child;
-            owned.set(child.sandboxId, await take(child, running));
-          }
-        },
-      });
-      offer(1, {
-        ...{ name: 'timeout', target: running, possible: ['running'], captures: false },
-        async run() {
-          await sandbox.setTimeout(TIMEOUT_MS - 60_000);
-          running.endAt = (await sandbox.getInfo()).endAt.getTime();
-        },
-      });
-      offer(1, { ...plain, name: 'write', run: () => write(running) });
-      offer(1, {
-        ...{ name: 'kill', target: running, possible: ['running', 'gone'], captures: false },
-        async run() {
-          await Sandbox.kill(sandboxId, server.sdk);
-          owned.delete(sandboxId);
-        },
-      });
-    }
-    if (paused !== undefined) {
-      offer(3, {
-        ...{ name: 'resume', target: paused, possible: ['running', 'paused'], captures: false },
-        async run() {
-          const again = await take(
-            await Sandbox.connect(paused.sandbox.sandboxId, { ...server.sdk, timeoutMs: TIMEOUT_MS }),
-          );
-          Object.assign(paused, { sandbox: again.sandbox, state: 'running', endAt: again.endAt });
-        },
-      });
-    }
-    const [first, ...rest] = choices;
-    must(first !== undefined, 'there is always something to do');
-    return random.pick([first, ...rest]);
+    const running = oneOf([...owned.values()].filter(({ state }) => state === 'running'));
+    const paused = oneOf([...owned.values()].filter(({ state }) => state === 'paused'));
+    const choice = oneOf([
+      ...(owned.size < MOST_SANDBOXES ? [creation(model)] : []),
+      ...(running === undefined ? [] : operationsOnRunning(model, running)),
+      ...(paused === undefined ? [] : operationsOnPaused(model, paused)),
+    ]);
+    must(choice !== undefined, 'there is always something to do');
+    return choice;
   }
 
   /** Acknowledged snapshots can be started from; what is made of one has what its source had. */
@@ -200,7 +135,8 @@ export async function runCrashLoop(server: TestServer, options: CrashLoopOptions
   /** Resolves at a random moment, or at a random step of a capture. */
   function moment(operation: Operation): { readonly what: string; readonly reached: Promise<unknown> } & Disposable {
     if (operation.captures && random.below(3) > 0) {
-      const step = 1 + random.below(CAPTURE_STEPS);
+      // One after the other, so that none is left out; consecutive seeds begin apart.
+      const step = 1 + ((options.seed * 7 + captures++) % CAPTURE_STEPS);
       return { what: `step ${step}`, ...atStep(join(server.home, 'snapshots'), step) };
     }
     const milliseconds = random.below(LONGEST_DELAY_MS);
@@ -226,7 +162,7 @@ export async function runCrashLoop(server: TestServer, options: CrashLoopOptions
     for (const id of ids) if (!owned.has(id)) await Sandbox.kill(id, server.sdk);
   }
 
-  async function checkInside(target: Pick<Owned, 'sandbox' | 'files' | 'processes'>): Promise<void> {
+  async function checkInside(target: Pick<Owned, 'sandbox'> & Kept): Promise<void> {
     const { sandboxId } = target.sandbox;
     const from = performance.now();
     const found = await run(target, `cd ${DIRECTORY} && grep -rH '' . | sed 's,^./,,'`);
@@ -240,7 +176,7 @@ export async function runCrashLoop(server: TestServer, options: CrashLoopOptions
           return [path, text] as const;
         }),
     );
-    for (const [name, text] of target.files) {
+    for (const [name, { text }] of target.files) {
       must(lines.get(name) === text, `${sandboxId}: ${name} is ${lines.get(name)}, not ${text}`);
     }
     const processes = (await target.sandbox.commands.list()).map(({ pid }) => pid);
@@ -258,12 +194,9 @@ export async function runCrashLoop(server: TestServer, options: CrashLoopOptions
       const state = running.includes(id) ? 'running' : paused.includes(id) ? 'paused' : 'gone';
       const free = one === operation.target && !answered ? operation.possible : [one.state];
       must(free.includes(state), `${id} is ${state}, not ${free.join(' or ')}`);
-      if (state === 'gone') {
-        owned.delete(id);
-        continue;
-      }
-      one.state = state;
-      if (state === 'paused') continue;
+      // Done, although nobody was told.
+      if (state !== one.state) operation.done();
+      if (state !== 'running') continue;
       adopted++;
       const { endAt } = await one.sandbox.getInfo();
       const changed = one === operation.target && !answered;
@@ -271,47 +204,71 @@ export async function runCrashLoop(server: TestServer, options: CrashLoopOptions
       one.endAt = endAt.getTime();
       await checkInside(one);
     }
+    await waitForNoOrphans(server);
     await removeUnclaimed(ids);
     await checkSnapshots();
   }
 
-  async function crash(): Promise<string> {
+  /** The next server; sometimes it dies as well before it answers, and it is the one after it. */
+  async function restart(): Promise<string> {
+    let killed = '';
+    if (random.below(5) === 0) {
+      const milliseconds = random.below(LONGEST_START_MS);
+      const interrupted = server.restart().catch((error: unknown) => error);
+      await Promise.race([delay(milliseconds), interrupted]);
+      await server.kill9();
+      await interrupted;
+      killed = `, the next one ${milliseconds} ms after its start`;
+    }
+    const from = performance.now();
+    await server.restart();
+    restarts.push(performance.now() - from);
+    return killed;
+  }
+
+  async function crash(): Promise<void> {
     const operation = choose();
+    const before = captureNames(server);
     let answered = false;
     using when = moment(operation);
     const others = bystander(operation).catch(() => undefined);
     const running = (async () => {
       await operation.run();
+      operation.done();
       answered = true;
     })();
-    const outcome = running.catch((error: unknown) => error);
+    let alive = true;
+    const outcome = running.catch((error: unknown) => {
+      if (alive) throw new Error(`${operation.name} failed: ${String(error)}`, { cause: error });
+      return error;
+    });
     await Promise.race([when.reached, outcome]);
+    alive = false;
     await server.kill9();
     const failure = await outcome;
     await others;
-    const from = performance.now();
-    await server.restart();
-    restarts.push(performance.now() - from);
-    const line = `${operation.name} at ${when.what}${answered ? ', answered' : ''}`;
+    const stage = answered ? 'answered' : operation.captures ? stageOfCapture(server, before) : 'no answer';
+    const line = `${operation.name} at ${when.what}: ${stage}`;
     try {
+      const more = await restart();
       await check(operation, answered);
+      options.onKill(`${line}${more}`, `${operation.name}: ${stage}`);
     } catch (error) {
       throw new Error(`${line}: ${error instanceof Error ? error.message : String(error)}`, {
         cause: failure ?? error,
       });
     }
-    return line;
   }
 
   await furnish();
   await furnish();
   for (let kill = 1; kill <= options.kills; kill++) {
     try {
-      options.onKill(await crash());
+      await crash();
     } catch (error) {
       throw new Error(`seed ${options.seed}, kill ${kill}: ${String(error)}`, { cause: error });
     }
-    if (owned.size === 0) await furnish();
+    if (owned.size < MOST_SANDBOXES && ![...owned.values()].some(({ state }) => state === 'running')) await furnish();
   }
   await endAll();
   return { restarts, firstCommands, adopted };
@@ -326,8 +283,9 @@ export async function runCrashLoop(server: TestServer, options: CrashLoopOptions
     }
     must(ledgerIds(server).length === 0, 'the ledger is not empty at the end');
     await waitUntil(() => engines(server).length === 0, { timeout: 20_000, what: 'all engines to be gone' });
-    const captures = await readdir(join(server.home, 'snapshots'));
-    must(captures.length === 0, `captures are left: ${captures.join(', ')}`);
+    await waitForNoOrphans(server);
+    const left = captureNames(server);
+    must(left.length === 0, `captures are left: ${left.join(', ')}`);
   }
 }
 

@@ -20,10 +20,25 @@ export function commandLines(): Map<number, string> {
   return found;
 }
 
-/** Pids of the engines of one server, those in its pool included; their names carry a digest of its home. */
+/** How the names of a server's engines and of their control groups begin: with a digest of its home. */
+export function engineTag(server: TestServer): string {
+  return `aenv-${createHash('sha256').update(join(server.home, 'qemu')).digest('hex').slice(0, 8)}-`;
+}
+
+/** Names of the engines of one server, those in its pool included, by pid. */
+export function engineNames(server: TestServer): Map<number, string> {
+  const named = new RegExp(`guest=(${engineTag(server)}[0-9a-f]+)`);
+  return new Map(
+    [...commandLines()].flatMap(([pid, line]) => {
+      const name = named.exec(line)?.[1];
+      return name === undefined ? [] : [[pid, name] as const];
+    }),
+  );
+}
+
+/** Pids of the engines of one server, those in its pool included. */
 export function engines(server: TestServer): number[] {
-  const tag = createHash('sha256').update(join(server.home, 'qemu')).digest('hex').slice(0, 8);
-  return [...commandLines()].filter(([, line]) => line.includes(`guest=aenv-${tag}-`)).map(([pid]) => pid);
+  return [...engineNames(server).keys()];
 }
 
 /** The engine's pid of a running sandbox, as the server's ledger has it. */
@@ -43,6 +58,16 @@ export function ledgerIds(server: TestServer): string[] {
     .prepare('SELECT id FROM sandboxes')
     .all()
     .map((row) => String(row.id));
+}
+
+/** Every record of sandboxes and snapshots, as it is written. */
+export function ledgerText(server: TestServer): string {
+  using database = openLedger(server);
+  const rows = database.handle.prepare('SELECT id, record FROM sandboxes UNION ALL SELECT id, record FROM snapshots');
+  return rows
+    .all()
+    .map(({ id, record }) => `${id} ${record}`)
+    .join('\n');
 }
 
 /** A copy of the ledger as it is on disk: the server holds the original with an exclusive lock. */

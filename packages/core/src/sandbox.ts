@@ -60,4 +60,6 @@ export interface SandboxRecord {
   readonly captureKind: CaptureKind;
   /** What the backend needs to adopt or clean up this generation after a crash; opaque above the backend. */
   readonly runtime: Readonly<Record<string, unknown>> | undefined;
+  /** Of one in `killing`: it held no engine when it was killed, so nothing has to be told of the end of its instance. */
+  readonly engineGone?: boolean | undefined;
 }

@@ -34,6 +34,7 @@ describe('undo stack', () => {
     expect(failure).toMatchObject({ step: 'engine', error: { code: 'internal', message: 'releasing engine failed' } });
     expect(undone).toEqual(['route']);
     expect(stack.size).toBe(2);
+    expect([stack.has('engine'), stack.has('route')]).toEqual([true, false]);
     broken = false;
     expect(await stack.unwind()).toBeUndefined();
     expect(undone).toEqual(['route', 'engine', 'record']);

@@ -22,6 +22,8 @@ export interface UndoStack {
    * step. Concurrent calls join.
    */
   unwind(): Promise<UndoFailure | undefined>;
+  /** Whether a step of this name is still to be undone. */
+  has(step: string): boolean;
   readonly size: number;
 }
 
@@ -59,6 +61,7 @@ export function createUndoStack(deps: { readonly clock: Clock; readonly stepTime
       });
       return unwinding;
     },
+    has: (name) => steps.some(({ step }) => step === name),
     get size() {
       return steps.length;
     },

@@ -171,6 +171,7 @@ export function decodeSandboxRecord(json: string): SandboxRecord {
     capture: optional(from, 'capture', (value, key) => text(value, key) as CaptureId),
     captureKind: captureKind(from, 'captureKind'),
     runtime: optional(from, 'runtime', (value, key) => object(value[key], key)),
+    engineGone: optional(from, 'engineGone', flag),
   };
 }
 

@@ -13,7 +13,7 @@ import {
   startNext,
   viewHost,
 } from '../testing/crash-scene.ts';
-import { CREATE_BASE } from '../testing/lifecycle-harness.ts';
+import { CREATE_BASE, LIST_ALL, type LifecycleHarness } from '../testing/lifecycle-harness.ts';
 import { createMortality } from '../testing/mortal-server.ts';
 
 type Operation = (scene: CrashScene) => Promise<unknown>;
@@ -96,6 +96,14 @@ function expectDoneOrNot(
   expect(allowed, `${when}: snapshots`).toContainEqual(actual.snapshots);
 }
 
+/** Nothing comes back whose end was told. */
+function expectKillsStand({ harness }: CrashScene, next: LifecycleHarness, when: string): void {
+  const told = harness.events.filter(({ type }) => type === 'sandbox.lifecycle.killed');
+  const listed = next.orchestrator.list(LIST_ALL).sandboxes.map(({ id }) => id);
+  for (const { sandbox } of told)
+    expect(listed, `${when}: the end of ${sandbox.id} was told`).not.toContain(sandbox.id);
+}
+
 /** Lets the server die at call `at`; undefined when the operation makes fewer. */
 async function crashAt(operation: Operation, at: number, when: 'before' | 'after') {
   const host = createCrashHost();
@@ -135,6 +143,7 @@ describe.each(Object.keys(OPERATIONS))('a server that dies during %s', (name) =>
         const next = await startNext(host, scene.harness.clock, 2);
         await settle(next.clock);
         await expectConsistent(host, next, point);
+        expectKillsStand(scene, next, point);
         expectDoneOrNot(await viewHost(host, next), { before, after, answered }, point);
         await endAll(host, next, point);
         const { started, stopped } = host.extension;
@@ -169,6 +178,7 @@ describe.each(Object.keys(OPERATIONS))('a server that dies during %s', (name) =>
           const third = await startNext(host, scene.harness.clock, 3);
           await settle(third.clock);
           await expectConsistent(host, third, point);
+          expectKillsStand(scene, third, point);
           expectDoneOrNot(await viewHost(host, third), { before, after, answered }, point);
           await endAll(host, third, point);
         }

@@ -30,8 +30,8 @@ function dyingAt(write: number, when: 'before' | 'after', died: () => void): Led
   };
 }
 
-/** Writes of one sandbox: two of its create, one of its timeout, one of its kill. */
-const WRITES = [1, 2, 3, 4];
+/** Writes of one sandbox: two of its create, one of its timeout, two of its kill. */
+const WRITES = [1, 2, 3, 4, 5];
 const POINTS = WRITES.flatMap((write) => [['before', write] as const, ['after', write] as const]);
 
 describe('after kill -9 of the server', () => {
@@ -51,8 +51,8 @@ describe('after kill -9 of the server', () => {
       await dead.promise;
 
       const left = [...world.machines.values()].map(({ engine }) => engine);
-      // From the record of its running until its engine is stopped, which comes before the last write.
-      const runs = when === 'after' ? write === 2 || write === 3 : write === 3;
+      // From the record of its running to that of its kill.
+      const runs = when === 'after' ? write === 2 || write === 3 : write === 3 || write === 4;
       const next = await startLifecycle({ world, disk, seed: 2 });
       const listed = next.orchestrator.list(LIST_ALL).sandboxes;
       expect(listed.map(({ state }) => state)).toEqual(runs ? ['running'] : []);
@@ -69,7 +69,7 @@ describe('after kill -9 of the server', () => {
     },
   );
 
-  /** Writes: two of the create, one of each pause, two of the resume, one of the kill. */
+  /** Writes: two of the create, one of each pause, two of the resume, two of the kill. */
   const PAUSES = [
     // What ran runs on, also when it was held for a capture …
     ['before', 3, 'running'],
@@ -128,7 +128,7 @@ describe('after kill -9 of the server', () => {
     },
   );
 
-  /** Writes: two of each create, one of each snapshot, one of the deletion, one of each kill. */
+  /** Writes: two of each create, one of each snapshot, one of the deletion, two of each kill. */
   const SNAPSHOTS = [
     ['before', 3, []],
     ['after', 3, ['data']],
@@ -139,9 +139,11 @@ describe('after kill -9 of the server', () => {
     ['before', 7, ['data', 'former']],
     ['after', 7, ['data', 'former']],
     ['before', 8, ['data', 'former']],
-    ['after', 8, ['data']],
-    ['before', 9, ['data']],
+    ['after', 8, ['data', 'former']],
+    ['before', 9, ['data', 'former']],
     ['after', 9, ['data']],
+    ['before', 10, ['data']],
+    ['after', 11, ['data']],
   ] as const;
 
   test.each(SNAPSHOTS)(
@@ -170,7 +172,7 @@ describe('after kill -9 of the server', () => {
       const found = next.snapshots.list({ sandboxId: undefined, name: 'data' });
       expect(found.map(({ tags }) => (tags.length === 1 ? 'data' : 'former')).toSorted()).toEqual(expected);
       expect(disk.captures).toEqual(new Set(found.map(({ buildId }) => buildId)));
-      if (write < 8) for (const buildId of acknowledged) expect(disk.captures).toContain(buildId);
+      if (write < 9) for (const buildId of acknowledged) expect(disk.captures).toContain(buildId);
       for (const { id } of next.orchestrator.list(LIST_ALL).sandboxes) await next.orchestrator.kill(id, 'test');
       expect(next.leftovers()).toEqual({});
       for (const { buildId } of found) await next.orchestrator.create({ ...CREATE_BASE, template: buildId });
@@ -184,8 +186,8 @@ describe('after kill -9 of the server', () => {
     },
   );
 
-  /** Writes of a create, a fork into two, and a kill: two of each create, one of the kill. */
-  const FORKS = [1, 2, 3, 4, 5, 6, 7].flatMap((write) => [['before', write] as const, ['after', write] as const]);
+  /** Writes of a create, a fork into two, and a kill: two of each create, two of the kill. */
+  const FORKS = [1, 2, 3, 4, 5, 6, 7, 8].flatMap((write) => [['before', write] as const, ['after', write] as const]);
 
   test.each(FORKS)('%s ledger write %i of create, fork, kill nothing of a fork is left', async (when, write) => {
     const world = createFakeWorld({ clock: createFakeClock() });

@@ -162,7 +162,9 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     metrics,
     stages: deps.stages,
     events: deps.events,
+    keeper,
     retryMs: config.releaseRetryMs,
+    noteMs: config.killGraceMs,
   });
   const attachment = createAttachment({ ...deps, accessToken, owner, onRuntimeEnded });
   const launch = createLaunch({

@@ -1,16 +1,19 @@
 import {
   type Clock,
+  callWithin,
   type DeadlineQueue,
   generationBegan,
   type KeyedQueue,
   type Log,
   PlatformError,
   type SandboxEvent,
+  type SandboxRecord,
 } from '@agentenv/core';
 import type { StageMetrics } from '../observability/metrics.ts';
 import type { EventPublisher } from './event-publisher.ts';
 import type { EndReason, LifecycleMetrics } from './lifecycle-metrics.ts';
 import type { OwnerLog } from './owner-log.ts';
+import type { RecordKeeper } from './record-keeper.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 
 export interface EndCause {
@@ -24,7 +27,8 @@ export interface EndCause {
 
 /**
  * The one way a sandbox ends, whatever the cause. At once and without waiting: it leaves lists and the data plane, its
- * clients' sockets are reset. Then its running step is aborted and everything it holds is released in reverse order.
+ * clients' sockets are reset. Then its running step is aborted, the ledger learns that it is being killed, so that no start
+ * brings it back, its end is told, and everything it holds is released in reverse order.
  */
 export interface Ending extends Disposable {
   /**
@@ -46,7 +50,10 @@ export interface EndingDependencies {
   readonly metrics: Pick<LifecycleMetrics, 'ended' | 'releaseFailed'>;
   readonly stages: StageMetrics;
   readonly events: EventPublisher;
+  readonly keeper: Pick<RecordKeeper, 'write'>;
   readonly retryMs: number;
+  /** How long the ledger may take to note a kill, milliseconds; the engine does not wait longer for it. */
+  readonly noteMs: number;
 }
 
 const OPERATION = 'end';
@@ -69,10 +76,31 @@ export function createEnding(deps: EndingDependencies): Ending {
     const fields = { sandboxId: id, instanceId, templateId, reason: cause.reason, detail: cause.detail };
     log.info({ ...fields, ageMs: deps.clock.now() - startedAt }, 'sandbox ends');
     deps.owner.ends(id, cause);
-    // What never ran was never told of.
+    // What never ran was never told of, and no start takes it over.
     if (before.state === 'creating') return;
     const ranSince = entry.generation === undefined ? undefined : generationBegan(before);
-    deps.events.publish(before, { type: 'sandbox.lifecycle.killed', reason: cause.reason, ranSince });
+    entry.farewell = () => {
+      deps.events.publish(before, { type: 'sandbox.lifecycle.killed', reason: cause.reason, ranSince });
+    };
+    entry.noted = note(entry, { ...before, state: 'killing', engineGone: !entry.held.has('engine') });
+  }
+
+  /** Once, and not before it is certain that no start can bring the sandbox back. */
+  function tell(entry: SandboxEntry): void {
+    entry.farewell?.();
+    entry.farewell = undefined;
+  }
+
+  /** A crash before its engine is stopped must not undo a kill somebody may know of. */
+  async function note(entry: SandboxEntry, record: SandboxRecord): Promise<void> {
+    const bounds = { what: 'the ledger', timeoutMs: deps.noteMs, graceMs: 0 };
+    try {
+      await callWithin(deps.clock, bounds, (signal) => deps.keeper.write(record, signal));
+      tell(entry);
+    } catch (error) {
+      // Nothing of it will be left for a start to find; it is told of when that is so.
+      log.warn({ sandboxId: record.id, err: error }, 'the ledger could not note that a sandbox is being killed');
+    }
   }
 
   function forgetRetry(entry: SandboxEntry): void {
@@ -97,11 +125,13 @@ export function createEnding(deps: EndingDependencies): Ending {
     const { id } = entry.record;
     const stage = deps.stages.start('kill', 'release');
     forgetRetry(entry);
+    await entry.noted;
     const failure = (await entry.held.unwind()) ?? (await entry.undo.unwind());
     entry.ending = undefined;
     if (failure === undefined) {
       stage.end('ok');
       entry.retry = undefined;
+      tell(entry);
       table.move(entry, 'released');
       return;
     }

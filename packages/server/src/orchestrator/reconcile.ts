@@ -70,9 +70,9 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
   const adoption = { ...bounds, timeoutMs: deps.timeoutMs + ADOPTION_MS * records.length };
   const { ended, endedKnown, adopted } = await callWithin(clock, adoption, () => backend.reconcile(known));
 
-  // The stop of one that was paused is due only when something of it was still there: it comes before its slot goes.
-  const stops = records.filter(({ state, instanceId }) =>
-    state === 'paused'
+  // The stop of one that held no engine is due only when something of it was still there: it comes before its slot goes.
+  const stops = records.filter(({ state, instanceId, engineGone }) =>
+    state === 'paused' || (state === 'killing' && engineGone === true)
       ? endedKnown.includes(instanceId)
       : !adopted.some((generation) => generation.instanceId === instanceId),
   );

@@ -44,6 +44,10 @@ export interface SandboxEntry {
   generation: Generation | undefined;
   /** What its running step is doing, for logs and errors. */
   stage: string;
+  /** Tells of its end; set from its kill until it has been told. */
+  farewell: (() => void) | undefined;
+  /** Set by its kill; settles when the ledger knows of it, or does not answer. */
+  noted: Promise<void> | undefined;
   /** Under way when it is being released. */
   ending: Promise<void> | undefined;
   /** Set while a failed release waits for its next attempt. */
@@ -141,6 +145,8 @@ export function createSandboxTable(deps: SandboxTableDependencies): SandboxTable
         failedPauses: 0,
         generation: undefined,
         stage: 'record',
+        farewell: undefined,
+        noted: undefined,
         ending: undefined,
         retry: undefined,
         watchdog: undefined,

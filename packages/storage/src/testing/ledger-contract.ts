@@ -73,6 +73,7 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
           maskRequestHost: 'localhost',
         },
         runtime: { pid: 4711, startTime: '123', nested: { uuid: 'x' } },
+        engineGone: true,
       });
       const bare = sandboxRecord({ id: idNumber(2), alias: undefined });
       {

@@ -31,6 +31,8 @@ export interface OrchestratorConfig {
   readonly forkConcurrency: number;
   /** Sandboxes that are paused at the same time at shutdown. */
   readonly shutdownConcurrency: number;
+  /** Sandboxes that are paused, and those that are ended, at the same time because their timeout has passed. */
+  readonly expiryConcurrency: number;
   /** Longest clean-up after a former server at start. */
   readonly reconcileTimeoutMs: number;
   /** Between attempts to release what could not be released; doubles up to 60 s. */
@@ -55,6 +57,7 @@ export const DEFAULT_ORCHESTRATOR_CONFIG: Omit<OrchestratorConfig, 'envdVersion'
   shutdownTimeoutMs: 60_000,
   forkConcurrency: 8,
   shutdownConcurrency: 8,
+  expiryConcurrency: 4,
   reconcileTimeoutMs: 60_000,
   releaseRetryMs: 1_000,
   defaultUser: 'user',

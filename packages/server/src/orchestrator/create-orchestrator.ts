@@ -216,8 +216,8 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   }
 
   /** The end of a sandbox that nobody waits for; a failure is logged and tried again where it happens. */
-  function endInBackground(entry: SandboxEntry, cause: EndCause): void {
-    ending.end(entry, cause).catch(() => undefined);
+  async function endInBackground(entry: SandboxEntry, cause: EndCause): Promise<void> {
+    await ending.end(entry, cause).catch(() => undefined);
   }
 
   function onRuntimeEnded(entry: SandboxEntry, end: RuntimeEnd): void {
@@ -230,7 +230,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
           details: { ...end },
         })
       : sandboxNotFound(entry.record.id);
-    endInBackground(entry, { event: 'runtime-ended', reason: end.reason, detail: end.detail, error });
+    void endInBackground(entry, { event: 'runtime-ended', reason: end.reason, detail: end.detail, error });
   }
 
   function onOverdue(entry: SandboxEntry): void {
@@ -240,7 +240,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     const error = new PlatformError('deadline_exceeded', `the sandbox was not ready within ${seconds} s`, {
       details: { stage: entry.stage },
     });
-    endInBackground(entry, { event: 'launch-failed', reason: 'overdue', detail, error });
+    void endInBackground(entry, { event: 'launch-failed', reason: 'overdue', detail, error });
   }
 
   function refuseWhileClosing(): void {

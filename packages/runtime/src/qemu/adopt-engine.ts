@@ -8,6 +8,8 @@ import { watchEnd } from './engine-end.ts';
 import type { EngineHost } from './engine-host.ts';
 import type { MachineIdentity } from './engine-identity.ts';
 import { findDiskChain } from './find-disk-chain.ts';
+import { findMemoryChain } from './find-memory-chain.ts';
+import { createMemoryChain } from './memory-chain.ts';
 import { DEVICE_STATE, QMP_SOCKET } from './qemu-args.ts';
 import type { Qmp } from './qmp.ts';
 import { isFields } from './qmp-events.ts';
@@ -49,6 +51,12 @@ export async function adoptEngine(
   const { layers, overlay } = await findDiskChain({ qmp, instance, layerDirectory: lower, owner: uid });
   // Of a capture that was not finished.
   await rm(join(instance, DEVICE_STATE), { force: true });
+  const memory = undo.use(
+    createMemoryChain({
+      ...{ directory: lower, layers: await findMemoryChain(lower), size: resources.memoryMB * MIB },
+      ...{ memory: host.memory, log },
+    }),
+  );
   // It is not our child: its end shows at its control socket.
   const { promise: exited } = Promise.withResolvers<string>();
   const ended = watchEnd({ qmp, exited, tail: () => '', clock, log });
@@ -57,5 +65,5 @@ export async function adoptEngine(
     ...{ owner: uid, bytes: resources.diskSizeMB * MIB },
   });
   const process = { pid, startTime, name, uuid, mapped };
-  return engineOf({ process, qmp, uid, directories, disk, ended, release: undo.move() });
+  return engineOf({ process, qmp, uid, directories, disk, memory, ended, release: undo.move() });
 }

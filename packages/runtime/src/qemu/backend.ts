@@ -155,6 +155,8 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     signal: AbortSignal | undefined,
   ): Promise<RunningSandbox> {
     await machine.agent.activate(activationFor(plan, machine.slot.guest), signal);
+    // Of many children of one capture each would merge the same.
+    if (plan.identity === 'kept') machine.engine.memory.compact();
     return hold(host, machine, plan);
   }
 

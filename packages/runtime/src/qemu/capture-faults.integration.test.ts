@@ -10,6 +10,7 @@ import { captureEngine } from './capture.ts';
 import { createDiskChain } from './disk-chain.ts';
 import type { Engine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
+import { createMemoryChain } from './memory-chain.ts';
 import { createMemoryThread, type MemoryThread } from './memory-thread.ts';
 import { createOverlay } from './qcow2.ts';
 import type { Qmp } from './qmp.ts';
@@ -156,6 +157,9 @@ describe('a capture of which a call fails', () => {
       disk: createDiskChain({
         ...{ qmp, instance, layerDirectory: layers, base: disk.path, layers: [], owner: 0 },
         bytes: RESOURCES.diskSizeMB * MIB,
+      }),
+      memory: createMemoryChain({
+        ...{ directory: layers, layers: [], size: RESOURCES.memoryMB * MIB, memory: guarded, log: SILENT_LOG },
       }),
       ended: new Promise(() => undefined),
       async abandon() {},

@@ -4,11 +4,13 @@ import { basename, join } from 'node:path';
 import { PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import type { Exec } from '../exec.ts';
 import type { CaptureSource } from './capture.ts';
+import type { FrozenLayer } from './disk-chain.ts';
 import type { Engine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
 import { copySparse, flattenDisk } from './image-tool.ts';
+import { MAX_MEMORY_LAYERS, type MemoryLayer } from './memory-chain.ts';
 import { DEVICE_STATE, ENGINE_FD, fdPath, MAX_DISK_LAYERS } from './qemu-args.ts';
-import { DISK_BASE, diskLayerName, linkOrCopy, linkOrKeep, MEMORY_BASE, MEMORY_LAYER } from './snapshot-files.ts';
+import { DISK_BASE, diskLayerName, linkOrCopy, linkOrKeep, MEMORY_BASE, memoryLayerName } from './snapshot-files.ts';
 
 const MIB = 1024 * 1024;
 /** Every engine's uid maps this file; QEMU before 8.2 opens it for writing even so. The directory keeps others out. */
@@ -18,8 +20,10 @@ const DEVICE_STATE_DEADLINE_MS = 20_000;
 const MAX_DEVICE_STATE = 16 * MIB;
 /** Where more of the memory changed, a base of its own is as small and faster to restore: it is mapped, not written. */
 const MAX_LAYER_SHARE = 0.5;
+/** Everything that differs from the base, until it is reduced to what differs from the layers below. */
+const MEMORY_COPY = 'memory.copy';
 
-/** A file of a capture, complete but perhaps not on the platter yet. */
+/** A file of a capture, complete but perhaps not on the platter yet, unless it says how it is completed. */
 export interface CapturedFile {
   /** Absolute. */
   readonly path: string;
@@ -29,6 +33,8 @@ export interface CapturedFile {
   readonly virtualSize?: number;
   /** Of a file that is known already: it was captured, hashed and synced before. */
   readonly known?: SnapshotArtifact;
+  /** Writes it, while the guest may go on already. */
+  readonly complete?: () => Promise<void>;
 }
 
 /** Something below and what changed upon it, oldest first. */
@@ -43,6 +49,8 @@ export interface CaptureContext {
   readonly exec: Exec;
   /** Path of a file of the capture; noted, so that a failure removes it. */
   readonly target: (name: string) => string;
+  /** What was captured of the memory before, oldest first. */
+  readonly memoryLayers: readonly MemoryLayer[];
 }
 
 /** Reads a file the engine wrote; one that was taken over must not make us read another one. */
@@ -89,19 +97,45 @@ function memoryOf({ identity: { pid }, mapped }: Engine, memoryMB: number) {
   return { pid, mapped, size: memoryMB * MIB };
 }
 
-/** Writes what changed against the memory the engine maps, or all of it when that is most of it or there is nothing below. */
+/** Names of the capture's own for frozen layers. */
+async function keepLayers(
+  layers: readonly FrozenLayer[],
+  nameOf: (index: number) => string,
+  target: (name: string) => string,
+): Promise<readonly CapturedFile[]> {
+  const kept: CapturedFile[] = [];
+  for (const [index, { path: frozen, known }] of layers.entries()) {
+    const name = nameOf(index);
+    const path = target(name);
+    const how = await linkOrCopy(frozen, path);
+    kept.push({ path, name, ...(known === undefined || how === 'copied' ? {} : { known }) });
+  }
+  return kept;
+}
+
+/** Copies what changed against the memory the engine maps, of which the layer is what differs from those below; or all of it when that is most of it or there is nothing below. */
 export async function saveMemory(context: CaptureContext, signal: AbortSignal | undefined): Promise<CapturedLayers> {
   const { host, source, exec, target } = context;
   const { engine, origin } = source;
   const memory = memoryOf(engine, source.resources.memoryMB);
   const below = origin?.memory;
   if (below !== undefined) {
-    const path = target(MEMORY_LAYER);
+    const former = context.memoryLayers.length < MAX_MEMORY_LAYERS ? context.memoryLayers : [];
+    const name = memoryLayerName(former.length);
+    const path = target(name);
+    const copy = former.length === 0 ? path : target(MEMORY_COPY);
     const limit = memory.size * MAX_LAYER_SHARE;
-    const { bytes } = await host.memory.run({ kind: 'save-layer', ...memory, target: path, limit });
+    const { bytes } = await host.memory.run({ kind: 'save-layer', ...memory, target: copy, limit });
     if (bytes > 0) {
       const base = await keepBase(engine.mapped, target(MEMORY_BASE), below);
-      return { base, layers: [{ path, name: MEMORY_LAYER }] };
+      if (copy === path) return { base, layers: [{ path, name }] };
+      const kept = await keepLayers(former, memoryLayerName, target);
+      async function complete(): Promise<void> {
+        const files = { source: copy, below: kept.map((layer) => layer.path), base: engine.mapped, target: path };
+        await host.memory.run({ kind: 'reduce-layer', ...files, size: memory.size });
+        await rm(copy);
+      }
+      return { base, layers: [...kept, { path, name, complete }] };
     }
   }
   const path = target(MEMORY_BASE);
@@ -127,12 +161,6 @@ export async function saveDisk(context: CaptureContext, signal: AbortSignal | un
     return { base: { path, name: DISK_BASE, virtualSize: bytes }, layers: [] };
   }
   await disk.freeze();
-  const layers: CapturedFile[] = [];
-  for (const [index, { path: frozen, known }] of disk.layers.entries()) {
-    const name = diskLayerName(index);
-    const path = target(name);
-    const how = await linkOrCopy(frozen, path);
-    layers.push({ path, name, ...(known === undefined || how === 'copied' ? {} : { known }) });
-  }
+  const layers = await keepLayers(disk.layers, diskLayerName, target);
   return { base: await keepBase(disk.base, target(DISK_BASE), origin.disk), layers };
 }

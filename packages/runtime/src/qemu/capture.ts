@@ -1,5 +1,5 @@
-import { open, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
+import { join, resolve } from 'node:path';
 import type { CaptureKind, Resources, SnapshotArtifact, SnapshotManifest } from '@agentenv/core';
 import type { RootFilesystem, StoredSnapshot } from '../backend.ts';
 import type { Exec } from '../exec.ts';
@@ -8,6 +8,7 @@ import type { Engine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
 import type { MachineOrigin } from './engine-identity.ts';
 import { hostFault } from './host-fault.ts';
+import { syncFile } from './snapshot-files.ts';
 import { digestArtifact } from './snapshot-integrity.ts';
 
 export const BACKEND_NAME = 'qemu';
@@ -29,15 +30,6 @@ export interface CaptureSource {
   readonly channelKey: Uint8Array;
   /** Called once everything is copied, before it is on the platter: from then on the guest may go on. */
   readonly onCopied?: () => Promise<void>;
-}
-
-async function syncFile(path: string): Promise<void> {
-  const file = await open(path, 'r');
-  try {
-    await file.sync();
-  } finally {
-    await file.close();
-  }
 }
 
 /** Everything of one capture that has to succeed together: waits for all, then fails with the first failure. */
@@ -67,9 +59,10 @@ export async function captureEngine(
   };
 
   /** Puts a file on the platter and finds out its digest, at the same time where both only read it. */
-  async function settle({ path, name, virtualSize, known }: CapturedFile): Promise<SnapshotArtifact> {
+  async function settle({ path, name, virtualSize, known, complete }: CapturedFile): Promise<SnapshotArtifact> {
     const size = virtualSize === undefined ? {} : { virtualSize };
     if (known !== undefined) return { ...known, path: name };
+    await complete?.();
     const synced = syncFile(path);
     // Where a sparse file has its data is only certain once it was written back.
     if (virtualSize !== undefined) await synced;
@@ -77,8 +70,9 @@ export async function captureEngine(
     return { path: name, size: digest.bytes, ...size, sha256: digest.sha256 };
   }
 
+  await using below = source.engine.memory.borrow();
   try {
-    const context = { host, source, target, exec };
+    const context = { host, source, target, exec, memoryLayers: below.layers };
     const full = source.contents === 'full';
     const [vmState, memory, disk] = await all([
       full ? saveDevices(context, signal) : NOTHING,
@@ -112,6 +106,7 @@ export async function captureEngine(
     };
     await writeManifest(directory, manifest);
     source.engine.disk.learn(diskLayers);
+    await below.follow(memoryLayers.map((layer) => ({ ...layer, path: resolve(directory, layer.path) })));
     return { directory, manifest };
   } catch (caught) {
     await Promise.all([...written].map((path) => rm(path, { force: true })));

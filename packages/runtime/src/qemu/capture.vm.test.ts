@@ -131,7 +131,7 @@ describe('captures of a running sandbox', () => {
     for (const { agent } of copies) expect(Math.abs(await agent.clockSkew())).toBeLessThan(1_000);
   });
 
-  test('output of the source has no gap over more captures than layers; the last one has the files of all', async () => {
+  test('output of the source has no gap over more captures than disk layers; the last one has files and memory of all', async () => {
     const source = await restore();
     const numbers = 200_000;
     const child = await source.agent.spawn({
@@ -144,8 +144,9 @@ describe('captures of a running sandbox', () => {
     });
     const captures = MAX_DISK_LAYERS + 2;
     let last = template;
+    let written: readonly (string | undefined)[] = [];
     for (let index = 0; index < captures; index++) {
-      await shell(source, `echo ${index} > /home/user/file-${index}; sync`);
+      await shell(source, `echo ${index} > /home/user/file-${index}; echo ${index} >> /dev/shm/memory; sync`);
       const former = last;
       last = await snapshot(source);
       // No capture needs the files of an earlier one.
@@ -153,6 +154,11 @@ describe('captures of a running sandbox', () => {
       const layers = last.manifest.diskLayers?.length ?? 0;
       // Beyond the limit the disk is written anew, as a base of its own.
       expect(layers).toBe(index < MAX_DISK_LAYERS ? index + 1 : 0);
+      const { memoryLayers = [] } = last.manifest;
+      expect(memoryLayers).toHaveLength(index + 1);
+      // What was captured before is there by its file, not again.
+      expect(memoryLayers.slice(0, -1).map(({ sha256 }) => sha256)).toEqual(written);
+      written = memoryLayers.map(({ sha256 }) => sha256);
     }
     expect((await child.exit).code).toBe(0);
     await child.outputEnd;
@@ -161,6 +167,7 @@ describe('captures of a running sandbox', () => {
     const copy = await restore(last);
     const all = Array.from({ length: captures }, (_, index) => index).join('\n');
     expect(await shell(copy, 'cat $(ls -v /home/user/file-*)')).toBe(all);
+    expect(await shell(copy, 'cat /dev/shm/memory')).toBe(all);
   });
 
   test('a disk of as many layers as an engine takes boots, and what it wrote is captured upon them', async () => {

@@ -10,6 +10,7 @@ import { watchEnd } from './engine-end.ts';
 import { type EngineHost, type EngineLayout, SHORT_NAME_LENGTH } from './engine-host.ts';
 import type { EngineIdentity } from './engine-identity.ts';
 import { type EngineProcess, startEngineProcess } from './engine-process.ts';
+import { createMemoryChain, type MemoryChain } from './memory-chain.ts';
 import { createOverlay } from './qcow2.ts';
 import {
   type Accelerator,
@@ -69,6 +70,7 @@ export interface Engine extends AsyncDisposable {
   /** The file mapped as guest memory, as the kernel names it. */
   readonly mapped: string;
   readonly disk: DiskChain;
+  readonly memory: MemoryChain;
   /** Resolves once, when the engine or its guest can no longer run. */
   readonly ended: Promise<RuntimeEnd>;
 }
@@ -236,6 +238,13 @@ export async function startEngine(
   await using undo = new AsyncDisposableStack();
   const directories = await makeFiles(host, request, short, undo);
   const mapped = await realpath(directories.memory);
+  const log = host.log.child({ engine: name });
+  const memory = undo.use(
+    createMemoryChain({
+      ...{ directory: directories.lower, layers: [], size: resources.memoryMB * MIB },
+      ...{ memory: host.memory, log },
+    }),
+  );
   const cgroups = await makeCgroups(host, name, resources, undo);
   signal?.throwIfAborted();
 
@@ -260,14 +269,14 @@ export async function startEngine(
   // The sockets are bound: from here on nobody but root can put another one in their place.
   await chown(directories.sockets, 0, 0);
 
-  const ended = watchEnd({ qmp, exited, tail, clock, log: host.log.child({ engine: name }) });
+  const ended = watchEnd({ qmp, exited, tail, clock, log });
   const disk = createDiskChain({
     ...{ qmp, instance: directories.instance, layerDirectory: directories.lower, base: directories.disk },
     layers: directories.layers.map((known) => ({ path: known.path, known })),
     ...{ owner: slot.uid, bytes: resources.diskSizeMB * MIB },
   });
   const process = { pid, startTime, name, uuid, mapped };
-  const engine = engineOf({ process, qmp, uid: slot.uid, directories, disk, ended, release: undo.move() });
+  const engine = engineOf({ process, qmp, uid: slot.uid, directories, disk, memory, ended, release: undo.move() });
   return Object.assign(engine, { deviceState: directories.deviceState });
 }
 
@@ -278,10 +287,11 @@ export function engineOf(parts: {
   readonly uid: number;
   readonly directories: OwnDirectories;
   readonly disk: DiskChain;
+  readonly memory: MemoryChain;
   readonly ended: Promise<RuntimeEnd>;
   readonly release: AsyncDisposableStack;
 }): Engine {
-  const { process, qmp, uid, directories, disk, ended, release } = parts;
+  const { process, qmp, uid, directories, disk, memory, ended, release } = parts;
   return {
     // The base of the disk may become another one.
     get identity() {
@@ -293,8 +303,10 @@ export function engineOf(parts: {
     directory: directories.instance,
     mapped: process.mapped,
     disk,
+    memory,
     ended,
     async abandon() {
+      await memory[Symbol.asyncDispose]();
       await qmp[Symbol.asyncDispose]();
     },
     [Symbol.asyncDispose]: () => release.disposeAsync(),

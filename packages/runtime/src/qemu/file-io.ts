@@ -13,6 +13,13 @@ export function readFully(fd: number, target: Buffer, length: number, position: 
   }
 }
 
+/** Fills `target` as far as the file goes, at least with one byte; answers how many. Blocks: worker threads only. */
+export function readSome(fd: number, target: Buffer, position: number): number {
+  const count = readSync(fd, target, 0, target.length, position);
+  if (count === 0) throw new Error(`unexpected end of file at ${position}`);
+  return count;
+}
+
 /** Writes `source` from `start` to `end`, the first byte at `position`. Blocks: worker threads only. */
 export function writeFully(fd: number, source: Buffer, start: number, end: number, position: number): void {
   for (let done = start; done < end; ) {

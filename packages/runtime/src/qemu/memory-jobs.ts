@@ -2,7 +2,16 @@ import { createHash } from 'node:crypto';
 import { closeSync, fstatSync, ftruncateSync, openSync } from 'node:fs';
 import { forEachChunk, withFile, writeFully } from './file-io.ts';
 import { changedExtents, type GuestMemory, guestMemoryStart } from './guest-memory.ts';
-import { type ApplyLayerJob, applyLayer, type SaveLayerJob, saveLayer } from './memory-layer-jobs.ts';
+import {
+  type ApplyLayersJob,
+  applyLayers,
+  type MergeLayersJob,
+  mergeLayers,
+  type ReduceLayerJob,
+  reduceLayer,
+  type SaveLayerJob,
+  saveLayer,
+} from './memory-layer-jobs.ts';
 import type { Extent } from './pagemap.ts';
 import { createSparseDigest, isZeroPage, PAGE } from './sparse-digest.ts';
 
@@ -27,10 +36,17 @@ export interface HashFileJob {
   readonly path: string;
 }
 
-export type MemoryJob = DumpMemoryJob | DigestJob | HashFileJob | SaveLayerJob | ApplyLayerJob;
+export type MemoryJob =
+  | DumpMemoryJob
+  | DigestJob
+  | HashFileJob
+  | SaveLayerJob
+  | ReduceLayerJob
+  | MergeLayersJob
+  | ApplyLayersJob;
 
 export interface MemoryJobResult {
-  /** Bytes copied, applied or hashed; of a digest those in pages that are not zero; of a saved layer the file's size. */
+  /** Bytes copied, applied or hashed; of a digest those in pages that are not zero; of a layer that was written the file's size. */
   readonly bytes: number;
   /** Hex, of a job that hashes; empty otherwise. */
   readonly sha256: string;
@@ -106,8 +122,12 @@ export function runMemoryJob(job: MemoryJob): MemoryJobResult {
       return { bytes: dumpMemory(job), sha256: '' };
     case 'save-layer':
       return { bytes: saveLayer(job), sha256: '' };
-    case 'apply-layer':
-      return { bytes: applyLayer(job), sha256: '' };
+    case 'reduce-layer':
+      return { bytes: reduceLayer(job), sha256: '' };
+    case 'merge-layers':
+      return { bytes: mergeLayers(job), sha256: '' };
+    case 'apply-layers':
+      return { bytes: applyLayers(job), sha256: '' };
     case 'digest':
       return digest(job);
     case 'hash-file':

@@ -55,7 +55,13 @@ describe('memory layers of a live process', () => {
     const hashed = await memory.run({ kind: 'hash-file', path: target });
     expect(hashed).toEqual({ bytes, sha256: await digestOf(target) });
 
-    const applied = await memory.run({ kind: 'apply-layer', pid: copy.pid, mapped: base, size: SIZE, source: target });
+    const applied = await memory.run({
+      kind: 'apply-layers',
+      pid: copy.pid,
+      mapped: base,
+      size: SIZE,
+      sources: [target],
+    });
     expect(applied.bytes).toBe(changes.length * PAGE);
     expect(await copy.digest()).toBe(await source.digest());
     expect(await digestOf(base)).toBe(before);
@@ -81,10 +87,10 @@ describe('memory layers of a live process', () => {
     await source.change([1, 2, 3]);
     const facts = { mapped: base, size: SIZE, limit: SIZE };
     await memory.run({ kind: 'save-layer', pid: source.pid, ...facts, target: first });
-    await memory.run({ kind: 'apply-layer', pid: middle.pid, mapped: base, size: SIZE, source: first });
+    await memory.run({ kind: 'apply-layers', pid: middle.pid, mapped: base, size: SIZE, sources: [first] });
     await middle.change([3, 900]);
     await memory.run({ kind: 'save-layer', pid: middle.pid, ...facts, target: second });
-    await memory.run({ kind: 'apply-layer', pid: last.pid, mapped: base, size: SIZE, source: second });
+    await memory.run({ kind: 'apply-layers', pid: last.pid, mapped: base, size: SIZE, sources: [second] });
     expect(await last.digest()).toBe(await middle.digest());
   });
 
@@ -97,7 +103,8 @@ describe('memory layers of a live process', () => {
     const { bytes } = await memory.run({ kind: 'save-layer', pid: source.pid, ...facts, target });
     const untouched = await copy.digest();
     await truncate(target, bytes - 1);
-    const apply = () => memory.run({ kind: 'apply-layer', pid: copy.pid, mapped: base, size: SIZE, source: target });
+    const apply = () =>
+      memory.run({ kind: 'apply-layers', pid: copy.pid, mapped: base, size: SIZE, sources: [target] });
     await expect(apply()).rejects.toThrow('instead of');
     const file = await open(target, 'r+');
     await file.write(Buffer.from('not a layer'), 0, 11, 0);

@@ -25,18 +25,21 @@ interface Waiter {
   readonly reject: (error: PlatformError) => void;
 }
 
-/** Jobs go where the fewest wait; the first one starts all threads. */
+/** Jobs go where the fewest wait; the first one starts all threads but that of merges. */
 export function createMemoryThread(): MemoryThread {
   const lanes = Array.from({ length: THREADS }, createLane);
+  // Nobody waits for a merge, and a guest that stands still must not wait for one.
+  const background = createLane();
   return {
     run(job) {
+      if (job.kind === 'merge-layers') return background.run(job);
       for (const lane of lanes) lane.prepare();
       const [idlest] = lanes.toSorted((left, right) => left.waiting - right.waiting);
       if (idlest === undefined) throw new Error('unreachable: there are threads');
       return idlest.run(job);
     },
     async [Symbol.asyncDispose]() {
-      await Promise.all(lanes.map((lane) => lane[Symbol.asyncDispose]()));
+      await Promise.all([...lanes, background].map((lane) => lane[Symbol.asyncDispose]()));
     },
   };
 }

@@ -75,6 +75,7 @@ describe('engines that were started in advance', () => {
       await shell(sandbox, `echo ${round} >> /dev/shm/memory; echo ${round} > /home/user/file-${round}; sync`);
       const captured = await pause(sandbox);
       expect(captured.manifest.diskLayers).toHaveLength(round + 1);
+      expect(captured.manifest.memoryLayers).toHaveLength(round + 1);
       const restored = await restore(captured);
       expect(restored.taken).toBe(true);
       await rm(captured.directory, { recursive: true });
@@ -163,7 +164,7 @@ describe('engines that were started in advance', () => {
     expect(await world.leftovers()).toEqual([]);
   });
 
-  test('go on with another server, which knows their disk', async () => {
+  test('go on with another server, which knows their disk and memory', async () => {
     const first = world.open({ engines: { low: 1, high: 1 } });
     template = await first.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
     first.warm(template);
@@ -172,7 +173,7 @@ describe('engines that were started in advance', () => {
     let captured = template;
     // The last one has a disk of its own as the base, the one after that a layer upon it.
     for (let index = 0; index <= MAX_DISK_LAYERS + 1; index++) {
-      await shell(source, `echo ${index} > /home/user/file-${index}; sync`);
+      await shell(source, `echo ${index} > /home/user/file-${index}; echo ${index} >> /dev/shm/memory; sync`);
       const directory = await world.emptyDirectory();
       captured = { directory, manifest: (await source.snapshot(directory)).manifest };
     }
@@ -191,14 +192,17 @@ describe('engines that were started in advance', () => {
     const [sandbox] = adopted;
     if (sandbox === undefined) throw new Error('it was not adopted');
     expect(ended).toBe(0);
-    await shell(sandbox, 'echo later > /home/user/file-later; sync');
+    await shell(sandbox, 'echo later > /home/user/file-later; echo later >> /dev/shm/memory; sync');
     const paused = await pause(sandbox);
     expect(paused.manifest.disk.sha256).toBe(captured.manifest.disk.sha256);
+    const digests = ({ manifest: { memoryLayers = [] } }: StoredSnapshot) => memoryLayers.map(({ sha256 }) => sha256);
+    expect(digests(paused).slice(0, -1)).toEqual(digests(captured));
     const again = await next.restore(paused, planFor());
     live.push(again);
     const all = Array.from({ length: MAX_DISK_LAYERS + 2 }, (_, index) => index).join('\n');
     const read = 'echo 3 > /proc/sys/vm/drop_caches; cat $(ls -v /home/user/file-*)';
     expect(await shell(again, read)).toBe(`${all}\nlater`);
+    expect(await shell(again, 'cat /dev/shm/memory')).toBe(`${all}\nlater`);
   });
 
   test('of a server that died are ended by the next', async () => {

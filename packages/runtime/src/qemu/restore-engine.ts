@@ -36,10 +36,14 @@ async function loadDevices(host: EngineHost, engine: Engine, signal: AbortSignal
 
 /** Brings the memory of a fresh engine from the base it maps to what was captured. */
 async function applyLayers(host: EngineHost, engine: Engine, files: LiveFiles, memoryMB: number): Promise<void> {
-  for (const { path: source } of files.memoryLayers) {
-    const { pid } = engine.identity;
-    await host.memory.run({ kind: 'apply-layer', pid, mapped: engine.mapped, size: memoryMB * MIB, source });
-  }
+  const sources = files.memoryLayers.map(({ path }) => path);
+  if (sources.length === 0) return;
+  const { pid } = engine.identity;
+  const writing = host.memory.run({
+    ...{ kind: 'apply-layers', pid, mapped: engine.mapped, size: memoryMB * MIB },
+    sources,
+  });
+  await Promise.all([writing, engine.memory.take(files.memoryLayers)]);
 }
 
 /**

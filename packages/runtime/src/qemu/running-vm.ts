@@ -149,6 +149,8 @@ export function createRunningVm(deps: RunningVmDeps): RunningVm {
     try {
       const snapshot = await hold(directory, contents, signal, onCopied);
       await deps.onCaptured(snapshot);
+      // One that is held is about to be stopped.
+      if (goesOn()) engine.memory.compact();
       return { manifest: snapshot.manifest, async release() {} };
     } catch (caught) {
       if (goesOn()) throw PlatformError.fromUnknown(caught, 'the capture failed');

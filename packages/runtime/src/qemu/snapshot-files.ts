@@ -1,16 +1,30 @@
 import { constants } from 'node:fs';
-import { chmod, copyFile, link } from 'node:fs/promises';
+import { chmod, copyFile, link, open } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import { PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import type { StoredSnapshot } from '../backend.ts';
 
 export const MEMORY_BASE = 'memory.base';
-export const MEMORY_LAYER = 'memory.layer';
 export const DISK_BASE = 'disk.raw';
 
 /** Name of a frozen disk layer, the oldest being 0. */
 export function diskLayerName(index: number): string {
   return `disk-${index}.qcow2`;
+}
+
+/** Name of a memory layer, the oldest being 0. */
+export function memoryLayerName(index: number): string {
+  return `memory-${index}.layer`;
+}
+
+/** Puts a file, or the names in a directory, on the platter. */
+export async function syncFile(path: string): Promise<void> {
+  const file = await open(path, 'r');
+  try {
+    await file.sync();
+  } finally {
+    await file.close();
+  }
 }
 
 /** Other file system, too many names, or a file system without links. */
@@ -19,29 +33,29 @@ function cannotLink(caught: unknown): boolean {
   return code === 'EXDEV' || code === 'EMLINK' || code === 'EPERM';
 }
 
-/** Gives a file that nobody changes any more a second name, or copies it where that cannot be; answers which. */
-export async function linkOrCopy(source: string, target: string): Promise<'linked' | 'copied'> {
+/** Gives a file a second name; false where the file system cannot. */
+export async function linked(source: string, target: string): Promise<boolean> {
   try {
     await link(source, target);
-    return 'linked';
+    return true;
   } catch (caught) {
-    if (!cannotLink(caught)) throw caught;
-    await copyFile(source, target, constants.COPYFILE_EXCL | constants.COPYFILE_FICLONE);
-    // An engine opens its layers anew by their descriptors.
-    await chmod(target, 0o644);
-    return 'copied';
+    if (cannotLink(caught)) return false;
+    throw caught;
   }
+}
+
+/** Gives a file that nobody changes any more a second name, or copies it where that cannot be; answers which. */
+export async function linkOrCopy(source: string, target: string): Promise<'linked' | 'copied'> {
+  if (await linked(source, target)) return 'linked';
+  await copyFile(source, target, constants.COPYFILE_EXCL | constants.COPYFILE_FICLONE);
+  // An engine opens its layers anew by their descriptors.
+  await chmod(target, 0o644);
+  return 'copied';
 }
 
 /** Gives a large shared file a second name and answers it, or the first one where that cannot be. */
 export async function linkOrKeep(source: string, target: string): Promise<string> {
-  try {
-    await link(source, target);
-    return target;
-  } catch (caught) {
-    if (cannotLink(caught)) return source;
-    throw caught;
-  }
+  return (await linked(source, target)) ? target : source;
 }
 
 /** An artifact with its path made absolute. */

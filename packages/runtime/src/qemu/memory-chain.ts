@@ -1,0 +1,207 @@
+import { rename, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { type Log, PlatformError, type SnapshotArtifact } from '@agentenv/core';
+import type { MemoryThread } from './memory-thread.ts';
+import { linked, syncFile } from './snapshot-files.ts';
+
+/** Layers a capture is written upon at most; with more it holds everything that differs from the base again. */
+export const MAX_MEMORY_LAYERS = 24;
+/** Layers that are merged in the background, before a capture would have to. */
+export const MERGED_MEMORY_LAYERS = 12;
+/** Share of the memory that the layers above the lowest may hold together before they are merged. */
+const MAX_UPPER_SHARE = 0.5;
+/** A merge that is not complete; a later server removes it. */
+const MERGING = 'memory.merging';
+
+/** A layer of memory under a name of its engine's. */
+export interface MemoryLayer {
+  readonly path: string;
+  /** Size of the file. */
+  readonly bytes: number;
+  /** Numbers of the first and the last layer it stands for. */
+  readonly first: number;
+  readonly last: number;
+  /** Once it is on the platter and hashed. */
+  readonly known: SnapshotArtifact | undefined;
+}
+
+/** Name of a layer in the directory of its engine. */
+export function ownLayerName({ first, last }: Pick<MemoryLayer, 'first' | 'last'>): string {
+  return first === last ? `memory-${first}.layer` : `memory-${first}-${last}.layer`;
+}
+
+/** The layers of a chain for the time of one capture; disposing lets the chain remove what is not needed any more. */
+export interface BorrowedLayers extends AsyncDisposable {
+  /** Oldest first; their files stay. */
+  readonly layers: readonly MemoryLayer[];
+  /**
+   * The capture is complete: `captured` are its layers, all of these or none, and one more. The chain goes on upon them,
+   * or as it was where they cannot get names of its own.
+   */
+  follow(captured: readonly SnapshotArtifact[]): Promise<void>;
+}
+
+/**
+ * What was captured of an engine's memory so far: layers upon the base it maps, under names of its own, so that they
+ * outlive the captures they belong to. A capture compares contents, so whichever layers a chain has are never wrong: with
+ * others it holds more. One capture at a time uses it.
+ */
+export interface MemoryChain extends AsyncDisposable {
+  /** Oldest first. */
+  readonly layers: readonly MemoryLayer[];
+  /** Takes names of the layers an engine is restored from; the chain stays empty where that cannot be. */
+  take(layers: readonly SnapshotArtifact[]): Promise<void>;
+  borrow(): BorrowedLayers;
+  /** Merges a long chain in the background; captures go on upon the former layers meanwhile. */
+  compact(): void;
+}
+
+export interface MemoryChainOptions {
+  /** Of root's, and the engine's alone. */
+  readonly directory: string;
+  /** What lies there already, oldest first. */
+  readonly layers: readonly MemoryLayer[];
+  /** Bytes of guest memory. */
+  readonly size: number;
+  readonly memory: MemoryThread;
+  readonly log: Log;
+}
+
+const bytesOf = (layers: readonly MemoryLayer[]): number => layers.reduce((sum, { bytes }) => sum + bytes, 0);
+
+/**
+ * Which layers to merge, as the index of the oldest; undefined for none. A layer larger than all above it together stays,
+ * so that what was written long ago is not written again and again.
+ */
+export function mergeFrom(layers: readonly MemoryLayer[], size: number): number | undefined {
+  const long = layers.length >= MERGED_MEMORY_LAYERS;
+  const large = layers.length > 2 && bytesOf(layers.slice(1)) > size * MAX_UPPER_SHARE;
+  if (!long && !large) return undefined;
+  const from = layers.findIndex(({ bytes }, index) => bytes <= bytesOf(layers.slice(index + 1)));
+  return from < 0 || from > layers.length / 2 ? 0 : from;
+}
+
+export function createMemoryChain(options: MemoryChainOptions): MemoryChain {
+  const { directory, size, memory, log } = options;
+  let layers = options.layers;
+  let next = Math.max(-1, ...layers.map(({ last }) => last)) + 1;
+  /** Names taken here and not removed yet. */
+  const names = new Set(layers.map(({ path }) => path));
+  const borrowers = new Set<BorrowedLayers>();
+  const cancelled = new SharedArrayBuffer(Int32Array.BYTES_PER_ELEMENT);
+  let compacting: Promise<void> | undefined;
+  let disposed = false;
+  /** The last merge: a capture that began before it is about its parts. */
+  let merged: { readonly parts: readonly MemoryLayer[]; readonly whole: MemoryLayer } | undefined;
+
+  /** Gives a captured layer a name here; undefined where the file system has no second names. */
+  async function keep(known: SnapshotArtifact): Promise<MemoryLayer | undefined> {
+    const number = next++;
+    const path = join(directory, ownLayerName({ first: number, last: number }));
+    if (!(await linked(known.path, path))) return undefined;
+    names.add(path);
+    return { path, bytes: known.size, first: number, last: number, known: { ...known, path } };
+  }
+
+  /** The chain with the parts of the last merge replaced, where it has them. */
+  function withMerge(chain: readonly MemoryLayer[]): readonly MemoryLayer[] {
+    if (merged === undefined) return chain;
+    const { parts, whole } = merged;
+    const from = chain.findIndex(({ path }) => path === parts[0]?.path);
+    const all = from >= 0 && parts.every(({ path }, index) => chain[from + index]?.path === path);
+    return all ? chain.toSpliced(from, parts.length, whole) : chain;
+  }
+
+  /** Removes the names nobody uses any more. */
+  async function prune(): Promise<void> {
+    if (borrowers.size > 0 || compacting !== undefined) return;
+    const used = new Set(layers.map(({ path }) => path));
+    for (const name of [...names].filter((candidate) => !used.has(candidate))) {
+      await rm(name, { force: true });
+      names.delete(name);
+    }
+  }
+
+  async function merge(parts: readonly MemoryLayer[]): Promise<void> {
+    const target = join(directory, MERGING);
+    const numbers = { first: parts[0]?.first ?? 0, last: parts.at(-1)?.last ?? 0 };
+    try {
+      await memory.run({ kind: 'merge-layers', sources: parts.map(({ path }) => path), target, size, cancelled });
+      const [{ bytes, sha256 }] = await Promise.all([
+        memory.run({ kind: 'hash-file', path: target }),
+        syncFile(target),
+      ]);
+      const path = join(directory, ownLayerName(numbers));
+      await rename(target, path);
+      names.add(path);
+      merged = { parts, whole: { path, bytes, ...numbers, known: { path, size: bytes, sha256 } } };
+      layers = withMerge(layers);
+    } finally {
+      await rm(target, { force: true });
+    }
+  }
+
+  /** Nothing is lost by a failure: the next attempt does it, or a capture goes without. */
+  function warn(caught: unknown, what: string): void {
+    if (!disposed) log.warn({ error: PlatformError.fromUnknown(caught) }, what);
+  }
+
+  return {
+    get layers() {
+      return layers;
+    },
+    async take(captured) {
+      const kept: MemoryLayer[] = [];
+      for (const layer of captured) {
+        const own = await keep(layer);
+        if (own === undefined) return;
+        kept.push(own);
+      }
+      layers = kept;
+    },
+    borrow() {
+      const former = layers;
+      const borrowed: BorrowedLayers = {
+        layers: former,
+        async follow(captured) {
+          const added = captured.at(-1);
+          if (added === undefined) return;
+          try {
+            const below = captured.length > former.length ? former : [];
+            const own = await keep(added);
+            if (own === undefined) return;
+            const known = below.map((layer, index) => {
+              const artifact = captured[index];
+              return artifact === undefined ? layer : { ...layer, known: { ...artifact, path: layer.path } };
+            });
+            layers = withMerge([...known, own]);
+          } catch (caught) {
+            warn(caught, 'a captured memory layer could not be kept');
+          }
+        },
+        async [Symbol.asyncDispose]() {
+          borrowers.delete(borrowed);
+          await prune().catch((caught: unknown) => warn(caught, 'former memory layers could not be removed'));
+        },
+      };
+      borrowers.add(borrowed);
+      return borrowed;
+    },
+    compact() {
+      const from = mergeFrom(layers, size);
+      if (disposed || compacting !== undefined || from === undefined) return;
+      compacting = merge(layers.slice(from))
+        .catch((caught: unknown) => warn(caught, 'layers of captured memory could not be merged'))
+        .finally(() => {
+          compacting = undefined;
+        })
+        .then(prune)
+        .catch((caught: unknown) => warn(caught, 'former memory layers could not be removed'));
+    },
+    async [Symbol.asyncDispose]() {
+      disposed = true;
+      Atomics.store(new Int32Array(cancelled), 0, 1);
+      await compacting;
+    },
+  };
+}

@@ -1,16 +1,14 @@
 import { copyFile, open, readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { DEFAULT_NETWORK_POLICY, type InstanceId, type SandboxId } from '@agentenv/core';
-import { createRecordingLog } from '@agentenv/core/testing';
-import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '@agentenv/runtime';
+import type { RunningSandbox, StoredSnapshot } from '@agentenv/runtime';
 import { waitUntil } from '../../e2e/lib/wait.ts';
 import { runInGuest } from '../../packages/runtime/src/testing/guest-run.ts';
-import { createQemuWorld, type QemuWorld } from '../../packages/runtime/src/testing/qemu-world.ts';
 import { openBareHost } from '../lib/bare.ts';
+import { openStage, type Stage } from '../lib/capture-stage.ts';
 import type { Bench, BenchContext, Measured } from '../lib/row.ts';
 import { ARTIFACTS, repeat, timed } from '../lib/session.ts';
+import { storedRows } from './stored.ts';
 
-const RESOURCES = { vcpus: 2, memoryMB: 1_024, diskSizeMB: 10_240 };
 const MIB = 2 ** 20;
 const SMALL_MIB = 20;
 const LARGE_MIB = 256;
@@ -20,18 +18,6 @@ const RESUME_POOLED_MS = 150;
 const ENGINE_READY_MS = 60_000;
 const AT_ONCE = 16;
 
-/** What a measurement of captures works with; driven at the level of the backend, without server or ledger. */
-interface Stage {
-  readonly world: QemuWorld;
-  readonly backend: Backend;
-  /** The same host with engines started in advance. */
-  readonly pooled: Backend;
-  readonly template: StoredSnapshot;
-  plan(): LaunchPlan;
-  /** Milliseconds the last snapshot's source stood still, from the engine's stop, its processes being frozen, to their thaw. */
-  lastHeldMs(): number;
-}
-
 async function dirty({ agent }: RunningSandbox, mebibytes: number): Promise<void> {
   const fill = `mount -o remount,size=90% /dev/shm && head -c ${mebibytes}M /dev/zero | tr '\\0' x > /dev/shm/dirty`;
   const { code, stderr } = await runInGuest(agent, ['sh', '-c', fill], { user: 'root' });
@@ -40,7 +26,7 @@ async function dirty({ agent }: RunningSandbox, mebibytes: number): Promise<void
 
 /** Names of the files only this capture has. */
 async function ownFiles(directory: string): Promise<string[]> {
-  return (await readdir(directory)).filter((name) => /^(memory\.layer|disk-\d+\.qcow2|devices\.state)$/.test(name));
+  return (await readdir(directory)).filter((name) => /^(memory-\d+\.layer|disk-\d+\.qcow2|devices\.state)$/.test(name));
 }
 
 /** Copies what a capture wrote, one file after another, and puts it on the platter. */
@@ -130,28 +116,6 @@ async function startPooled({ pooled, plan }: Stage, snapshot: StoredSnapshot): P
   return ms;
 }
 
-async function openStage(stack: AsyncDisposableStack): Promise<Stage> {
-  const log = createRecordingLog();
-  const world = stack.use(await createQemuWorld({ log }));
-  const backend = world.open();
-  const template = await backend.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
-  const pooled = world.open({ engines: { low: 2, high: 2 } });
-  await pooled.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
-  let serial = 0;
-  return {
-    ...{ world, backend, pooled, template },
-    plan() {
-      const id = `ibench${String(++serial).padStart(15, '0')}`;
-      return {
-        ...{ sandboxId: id as SandboxId, instanceId: crypto.randomUUID() as string as InstanceId, templateId: 'base' },
-        ...{ resources: RESOURCES, network: DEFAULT_NETWORK_POLICY, hostname: id },
-        channelKey: crypto.getRandomValues(new Uint8Array(16)),
-      };
-    },
-    lastHeldMs: () => Number(log.find('info', 'goes on after its snapshot').at(-1)?.fields.heldMs),
-  };
-}
-
 async function run({ progress, effort }: BenchContext): Promise<readonly Measured[]> {
   const samples = Math.max(5, Math.round(20 * effort));
   await using stack = new AsyncDisposableStack();
@@ -181,7 +145,10 @@ async function run({ progress, effort }: BenchContext): Promise<readonly Measure
   await stage.pooled[Symbol.asyncDispose]();
   progress(`${AT_ONCE} at once`);
   const many = await repeat(Math.max(3, Math.round(samples / 4)), () => startFrom(stage, captured, AT_ONCE));
+  progress('what a row of snapshots stores');
+  const stored = await storedRows(stage, Math.max(1, Math.round(samples / 10)));
   return [
+    ...stored,
     {
       name: `pause, ${SMALL_MIB} MiB changed`,
       unit: 'ms',

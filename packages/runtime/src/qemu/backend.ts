@@ -156,7 +156,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
   ): Promise<RunningSandbox> {
     await machine.agent.activate(activationFor(plan, machine.slot.guest), signal);
     // Of many children of one capture each would merge the same.
-    if (plan.identity === 'kept') machine.engine.memory.compact();
+    if (plan.identity === 'kept') void machine.engine.memory.compact();
     return hold(host, machine, plan);
   }
 

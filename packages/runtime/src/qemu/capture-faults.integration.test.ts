@@ -4,16 +4,18 @@ import { join } from 'node:path';
 import { PlatformError, SILENT_LOG, type SnapshotArtifact } from '@agentenv/core';
 import { createRealClock } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import type { StoredSnapshot } from '../backend.ts';
 import type { Exec } from '../exec.ts';
 import { Mapper } from '../testing/memory-mapper.ts';
 import { captureEngine } from './capture.ts';
 import { createDiskChain } from './disk-chain.ts';
 import type { Engine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
-import { createMemoryChain } from './memory-chain.ts';
+import { createMemoryChain, MERGED_MEMORY_LAYERS, type MemoryChain } from './memory-chain.ts';
 import { createMemoryThread, type MemoryThread } from './memory-thread.ts';
 import { createOverlay } from './qcow2.ts';
 import type { Qmp } from './qmp.ts';
+import { snapshotFiles } from './snapshot-files.ts';
 import { createSnapshotIntegrity, digestArtifact } from './snapshot-integrity.ts';
 
 const MIB = 1024 * 1024;
@@ -188,12 +190,36 @@ describe('a capture of which a call fails', () => {
     return captureEngine(host, { ...facts, engine, rootfs, origin }, directory, exec);
   }
 
+  /** What a capture of the memory alone would add. */
+  async function addLayer(chain: MemoryChain): Promise<void> {
+    await using borrowed = chain.borrow();
+    const [source, target] = [join(root, `copy-${serial++}`), join(root, `layer-${serial++}`)];
+    const size = RESOURCES.memoryMB * MIB;
+    await memory.run({ kind: 'save-layer', pid: guest.pid, mapped: base.path, size, target: source, limit: size });
+    const below = borrowed.layers.map(({ path }) => path);
+    await memory.run({ kind: 'reduce-layer', source, below, base: base.path, target, size });
+    const { bytes, sha256 } = await digestArtifact(target, undefined, memory);
+    const known = borrowed.layers.flatMap((layer) => layer.known ?? []);
+    await borrowed.follow([...known, { path: target, size: bytes, sha256 }]);
+  }
+
+  /** Digest of the memory of a process that was restored from it. */
+  async function restoredDigest(snapshot: StoredSnapshot): Promise<string> {
+    await using copy = await Mapper.start(base.path, RESOURCES.memoryMB * MIB);
+    const sources = snapshotFiles(snapshot).memoryLayers.map(({ path }) => path);
+    const job = { kind: 'apply-layers', pid: copy.pid, mapped: base.path, size: RESOURCES.memoryMB * MIB } as const;
+    await memory.run({ ...job, sources });
+    const digest = await copy.digest();
+    return digest;
+  }
+
   /** Every file is there, as its manifest says. */
-  async function expectWhole(directory: string, engine: Engine): Promise<void> {
+  async function expectWhole(directory: string, engine: Engine): Promise<StoredSnapshot> {
     const { manifest } = await capture(engine, directory);
     await createSnapshotIntegrity({ memory, log: SILENT_LOG }).verify({ directory, manifest });
-    expect(manifest.memoryLayers?.length).toBeGreaterThan(0);
+    expect(manifest.memoryLayers?.length).toBeGreaterThan(1);
     expect(manifest.diskLayers?.length).toBeGreaterThan(0);
+    return { directory, manifest };
   }
 
   test.each<[When, string]>([
@@ -206,6 +232,11 @@ describe('a capture of which a call fails', () => {
     for (; ; call++) {
       await guest.fill(call % 250, [1, 2, 3 + call]);
       const engine = await startEngine();
+      // What is captured lies upon what was captured before, which is gone.
+      const former = await emptyDirectory();
+      await capture(engine, former);
+      await rm(former, { recursive: true });
+      await guest.fill(call % 50, [2, 900]);
       const directory = await emptyDirectory();
       faults.arm(call, when, failure);
       const outcome = await capture(engine, directory).then(
@@ -222,10 +253,32 @@ describe('a capture of which a call fails', () => {
         if (code === 'ENOSPC') expect(outcome, `call ${call}`).toMatchObject({ code: 'no_space' });
         expect(await readdir(directory), `call ${call}`).toEqual([]);
       }
-      await expectWhole(await emptyDirectory(), engine);
+      const whole = await expectWhole(await emptyDirectory(), engine);
+      // Of some: a process takes its time to start.
+      if (call % 8 === 0) expect(await restoredDigest(whole)).toBe(await guest.digest());
     }
-    expect(call).toBeGreaterThan(25);
+    expect(call).toBeGreaterThan(30);
   });
+
+  test.each<When>(['before', 'after'])(
+    'is whole upon layers of which a merge failed at any call, %s its effect',
+    async (when) => {
+      const engine = await startEngine();
+      for (let index = 0; index < MERGED_MEMORY_LAYERS; index++) {
+        await guest.fill(index + 1, [index, index + 1]);
+        await addLayer(engine.memory);
+      }
+      let merges = 0;
+      for (let call = 1; engine.memory.layers.length > 1; call++) {
+        faults.arm(call, when, () => Object.assign(new Error('EIO: injected'), { code: 'EIO' }));
+        await engine.memory.compact();
+        merges = call;
+        faults.disarm();
+      }
+      expect(merges).toBeGreaterThan(4);
+      expect(await restoredDigest(await expectWhole(await emptyDirectory(), engine))).toBe(await guest.digest());
+    },
+  );
 
   test('of an engine that is gone in the middle leaves nothing and says so', async () => {
     for (let call = 1; ; call++) {

@@ -230,7 +230,10 @@ describe('captures of a running sandbox', () => {
 
   test('a capture of which a file was cut short or changed by a bit starts nothing', async () => {
     const source = await restore();
+    // Layers upon layers, the first captures of which are gone.
+    for (let index = 0; index < 2; index++) await rm((await snapshot(source)).directory, { recursive: true });
     const captured = await snapshot(source);
+    expect(captured.manifest.memoryLayers).toHaveLength(3);
     await source.stop();
     const { vmState, memoryLayers = [], diskLayers = [] } = captured.manifest;
     for (const artifact of [vmState, ...memoryLayers, ...diskLayers]) {

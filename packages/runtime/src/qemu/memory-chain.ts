@@ -52,8 +52,11 @@ export interface MemoryChain extends AsyncDisposable {
   /** Takes names of the layers an engine is restored from; the chain stays empty where that cannot be. */
   take(layers: readonly SnapshotArtifact[]): Promise<void>;
   borrow(): BorrowedLayers;
-  /** Merges a long chain in the background; captures go on upon the former layers meanwhile. */
-  compact(): void;
+  /**
+   * Merges a long chain in the background; captures go on upon the former layers meanwhile. Resolves once that is over: a
+   * failure is logged, and the chain is as it was.
+   */
+  compact(): Promise<void>;
 }
 
 export interface MemoryChainOptions {
@@ -187,16 +190,17 @@ export function createMemoryChain(options: MemoryChainOptions): MemoryChain {
       borrowers.add(borrowed);
       return borrowed;
     },
-    compact() {
+    async compact() {
       const from = mergeFrom(layers, size);
-      if (disposed || compacting !== undefined || from === undefined) return;
+      if (disposed || compacting !== undefined || from === undefined) return compacting;
       compacting = merge(layers.slice(from))
         .catch((caught: unknown) => warn(caught, 'layers of captured memory could not be merged'))
-        .finally(() => {
+        .then(() => {
           compacting = undefined;
+          return prune();
         })
-        .then(prune)
         .catch((caught: unknown) => warn(caught, 'former memory layers could not be removed'));
+      return compacting;
     },
     async [Symbol.asyncDispose]() {
       disposed = true;

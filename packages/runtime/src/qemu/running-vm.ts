@@ -150,7 +150,7 @@ export function createRunningVm(deps: RunningVmDeps): RunningVm {
       const snapshot = await hold(directory, contents, signal, onCopied);
       await deps.onCaptured(snapshot);
       // One that is held is about to be stopped.
-      if (goesOn()) engine.memory.compact();
+      if (goesOn()) void engine.memory.compact();
       return { manifest: snapshot.manifest, async release() {} };
     } catch (caught) {
       if (goesOn()) throw PlatformError.fromUnknown(caught, 'the capture failed');

@@ -1,6 +1,6 @@
-import { appendFile, mkdtemp, open, rm, truncate, utimes, writeFile } from 'node:fs/promises';
+import { appendFile, link, mkdir, mkdtemp, open, rm, truncate, utimes, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { SILENT_LOG, type SnapshotManifest } from '@agentenv/core';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { StoredSnapshot } from '../backend.ts';
@@ -113,6 +113,33 @@ describe('trust in captured files', () => {
     await utimes(join(directory, 'state'), 1, 1);
     await integrity.verify(snapshot);
     expect(await integrity.sweep()).toEqual([]);
+  });
+
+  test('layers of several snapshots are read once, and one that changed retires all that have it', async () => {
+    await writeFile(join(directory, 'lower'), 'pages');
+    await writeFile(join(directory, 'upper'), 'other pages');
+    const memoryLayers = [await artifact('lower'), await artifact('upper')];
+    const first = { directory, manifest: { ...snapshot.manifest, memoryLayers } };
+    const second = { directory: join(directory, 'second'), manifest: first.manifest };
+    await mkdir(second.directory);
+    for (const name of ['state', 'memory', 'disk', 'lower', 'upper']) {
+      await link(join(directory, name), join(second.directory, name));
+    }
+    const read: string[] = [];
+    const counted: MemoryThread = {
+      async run(job) {
+        if (job.kind === 'hash-file') read.push(basename(job.path));
+        return memory.run(job);
+      },
+      async [Symbol.asyncDispose]() {},
+    };
+    const counting = createSnapshotIntegrity({ memory: counted, log: SILENT_LOG });
+    await counting.verify(first);
+    await counting.verify(second);
+    expect(read.toSorted()).toEqual(['lower', 'state', 'upper']);
+    await overwrite('lower', 1, 1);
+    await expect(counting.verify(second)).rejects.toThrow('the snapshot is damaged: lower');
+    expect(await counting.sweep()).toEqual([directory]);
   });
 
   test('a zero written into a hole changes nothing for a new server', async () => {

@@ -1,0 +1,41 @@
+import { DEFAULT_NETWORK_POLICY, type InstanceId, type SandboxId } from '@agentenv/core';
+import { createRecordingLog } from '@agentenv/core/testing';
+import type { Backend, LaunchPlan, StoredSnapshot } from '@agentenv/runtime';
+import { createQemuWorld, type QemuWorld } from '../../packages/runtime/src/testing/qemu-world.ts';
+
+const RESOURCES = { vcpus: 2, memoryMB: 1_024, diskSizeMB: 10_240 };
+
+/** What a measurement of captures works with; driven at the level of the backend, without server or ledger. */
+export interface Stage {
+  readonly world: QemuWorld;
+  readonly backend: Backend;
+  /** The same host with engines started in advance. */
+  readonly pooled: Backend;
+  readonly template: StoredSnapshot;
+  plan(): LaunchPlan;
+  /** Milliseconds the last snapshot's source stood still, from the engine's stop, its processes being frozen, to their thaw. */
+  lastHeldMs(): number;
+}
+
+/** Opens it upon a template of its own; the stack ends it. */
+export async function openStage(stack: AsyncDisposableStack): Promise<Stage> {
+  const log = createRecordingLog();
+  const world = stack.use(await createQemuWorld({ log }));
+  const backend = world.open();
+  const template = await backend.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
+  const pooled = world.open({ engines: { low: 2, high: 2 } });
+  await pooled.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
+  let serial = 0;
+  return {
+    ...{ world, backend, pooled, template },
+    plan() {
+      const id = `ibench${String(++serial).padStart(15, '0')}`;
+      return {
+        ...{ sandboxId: id as SandboxId, instanceId: crypto.randomUUID() as string as InstanceId, templateId: 'base' },
+        ...{ resources: RESOURCES, network: DEFAULT_NETWORK_POLICY, hostname: id },
+        channelKey: crypto.getRandomValues(new Uint8Array(16)),
+      };
+    },
+    lastHeldMs: () => Number(log.find('info', 'goes on after its snapshot').at(-1)?.fields.heldMs),
+  };
+}

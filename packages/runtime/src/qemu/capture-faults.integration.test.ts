@@ -21,6 +21,9 @@ import { createSnapshotIntegrity, digestArtifact } from './snapshot-integrity.ts
 const MIB = 1024 * 1024;
 const RESOURCES = { vcpus: 1, memoryMB: 4, diskSizeMB: 16 };
 
+/** A capture per call and per repair, on a busy host. */
+const EVERY_CALL_MS = 180_000;
+
 /** Whether a fault comes instead of the effect of a call, or after it. */
 type When = 'before' | 'after';
 
@@ -226,39 +229,43 @@ describe('a capture of which a call fails', () => {
     ['before', 'EIO'],
     ['after', 'EIO'],
     ['before', 'ENOSPC'],
-  ])('leaves nothing, says why and is followed by a whole one: every call, %s its effect, %s', async (when, code) => {
-    const failure = () => Object.assign(new Error(`${code}: injected`), { code });
-    let call = 1;
-    for (; ; call++) {
-      await guest.fill(call % 250, [1, 2, 3 + call]);
-      const engine = await startEngine();
-      // What is captured lies upon what was captured before, which is gone.
-      const former = await emptyDirectory();
-      await capture(engine, former);
-      await rm(former, { recursive: true });
-      await guest.fill(call % 50, [2, 900]);
-      const directory = await emptyDirectory();
-      faults.arm(call, when, failure);
-      const outcome = await capture(engine, directory).then(
-        () => undefined,
-        (caught: unknown) => caught,
-      );
-      if (faults.disarm() < call) {
-        expect(outcome).toBeUndefined();
-        break;
+  ])(
+    'leaves nothing, says why and is followed by a whole one: every call, %s its effect, %s',
+    async (when, code) => {
+      const failure = () => Object.assign(new Error(`${code}: injected`), { code });
+      let call = 1;
+      for (; ; call++) {
+        await guest.fill(call % 250, [1, 2, 3 + call]);
+        const engine = await startEngine();
+        // What is captured lies upon what was captured before, which is gone.
+        const former = await emptyDirectory();
+        await capture(engine, former);
+        await rm(former, { recursive: true });
+        await guest.fill(call % 50, [2, 900]);
+        const directory = await emptyDirectory();
+        faults.arm(call, when, failure);
+        const outcome = await capture(engine, directory).then(
+          () => undefined,
+          (caught: unknown) => caught,
+        );
+        if (faults.disarm() < call) {
+          expect(outcome).toBeUndefined();
+          break;
+        }
+        // What is told after the manifest is written changes nothing: the capture is whole.
+        if (outcome !== undefined) {
+          expect(outcome, `call ${call}`).toBeInstanceOf(PlatformError);
+          if (code === 'ENOSPC') expect(outcome, `call ${call}`).toMatchObject({ code: 'no_space' });
+          expect(await readdir(directory), `call ${call}`).toEqual([]);
+        }
+        const whole = await expectWhole(await emptyDirectory(), engine);
+        // Of some: a process takes its time to start.
+        if (call % 8 === 0) expect(await restoredDigest(whole)).toBe(await guest.digest());
       }
-      // What is told after the manifest is written changes nothing: the capture is whole.
-      if (outcome !== undefined) {
-        expect(outcome, `call ${call}`).toBeInstanceOf(PlatformError);
-        if (code === 'ENOSPC') expect(outcome, `call ${call}`).toMatchObject({ code: 'no_space' });
-        expect(await readdir(directory), `call ${call}`).toEqual([]);
-      }
-      const whole = await expectWhole(await emptyDirectory(), engine);
-      // Of some: a process takes its time to start.
-      if (call % 8 === 0) expect(await restoredDigest(whole)).toBe(await guest.digest());
-    }
-    expect(call).toBeGreaterThan(30);
-  });
+      expect(call).toBeGreaterThan(30);
+    },
+    EVERY_CALL_MS,
+  );
 
   test.each<When>(['before', 'after'])(
     'is whole upon layers of which a merge failed at any call, %s its effect',

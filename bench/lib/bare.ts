@@ -28,14 +28,18 @@ export interface BareHost extends AsyncDisposable {
   restore(): Promise<BareMachine>;
 }
 
-/**
- * Prepares one network namespace with a tap and finds the template a server captured in `home`; `engines` is where its
- * backend keeps them.
- */
+export interface BareHostOptions {
+  /** Where the server's backend keeps its engines and templates. */
+  readonly engines?: string;
+  /** How many machines may run at the same time; each has a tap of its own. */
+  readonly atOnce?: number;
+}
+
+/** Prepares one network namespace with the taps and finds the template a server captured in `home`. */
 export async function openBareHost(
   home: string,
   artifactsDirectory: string,
-  engines = join(home, 'qemu'),
+  { engines = join(home, 'qemu'), atOnce = 1 }: BareHostOptions = {},
 ): Promise<BareHost> {
   const clock = createRealClock();
   const exec = createExec({ clock });
@@ -49,15 +53,19 @@ export async function openBareHost(
   const scratch = `/run/aenv-bench-${process.pid}`;
   const namespacePath = join(scratch, 'netns');
   await mkdir(scratch, { recursive: true });
-  const network = await createTestNamespace(exec, namespacePath, [
-    `tuntap add dev tap0 mode tap user ${UID} group ${UID}`,
-    'link set tap0 up',
+  const taps = Array.from({ length: atOnce }, (_, index) => `tap${index}`);
+  const devices = taps.flatMap((tap) => [
+    `tuntap add dev ${tap} mode tap user ${UID} group ${UID}`,
+    `link set ${tap} up`,
   ]);
+  const network = await createTestNamespace(exec, namespacePath, devices);
 
   const { memory, vmState } = manifest;
   if (memory === undefined || vmState === undefined) throw new Error('the template was captured without memory');
   return {
     async restore() {
+      const tap = taps.pop();
+      if (tap === undefined) throw new Error(`this host was opened for ${atOnce} machines at once`);
       const name = randomBytes(5).toString('hex');
       const sockets = join(scratch, name);
       const instance = join(engines, 'instances', `bench-${name}`);
@@ -67,7 +75,7 @@ export async function openBareHost(
       }
       await createOverlay(join(instance, 'upper.qcow2'), manifest.resources.diskSizeMB * 2 ** 20, UID);
       const inherited = [
-        ['--tap', ENGINE_FD.tap, 'tap0'],
+        ['--tap', ENGINE_FD.tap, tap],
         ['--dir', ENGINE_FD.runtime, sockets],
         ['--dir', ENGINE_FD.instance, instance],
         ['--file', ENGINE_FD.memory, join(directory, memory.path)],
@@ -95,6 +103,7 @@ export async function openBareHost(
       const end = async () => {
         child.kill('SIGKILL');
         await exited;
+        taps.push(tap);
         await rm(sockets, { recursive: true, force: true });
         await rm(instance, { recursive: true, force: true });
       };

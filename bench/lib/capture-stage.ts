@@ -4,6 +4,8 @@ import type { Backend, LaunchPlan, StoredSnapshot } from '@agentenv/runtime';
 import { createQemuWorld, type QemuWorld } from '../../packages/runtime/src/testing/qemu-world.ts';
 
 const RESOURCES = { vcpus: 2, memoryMB: 1_024, diskSizeMB: 10_240 };
+/** As configured unless told otherwise. */
+const SLOTS = { low: 4, high: 16 };
 
 /** What a measurement of captures works with; driven at the level of the backend, without server or ledger. */
 export interface Stage {
@@ -20,7 +22,7 @@ export interface Stage {
 /** Opens it upon a template of its own; the stack ends it. */
 export async function openStage(stack: AsyncDisposableStack): Promise<Stage> {
   const log = createRecordingLog();
-  const world = stack.use(await createQemuWorld({ log }));
+  const world = stack.use(await createQemuWorld({ log, networkPool: SLOTS }));
   const backend = world.open();
   const template = await backend.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
   const pooled = world.open({ engines: { low: 2, high: 2 } });

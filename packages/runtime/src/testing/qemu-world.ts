@@ -43,6 +43,8 @@ export interface QemuWorldOptions {
   readonly log?: Log;
   /** Puts the home on a file system of its own with that much room, MiB. */
   readonly homeSizeMB?: number;
+  /** Watermarks of network slots made in advance; few unless given. */
+  readonly networkPool?: { readonly low: number; readonly high: number };
 }
 
 /** Needs root and the artifacts of set-up. */
@@ -74,7 +76,7 @@ export async function createQemuWorld(options: QemuWorldOptions = {}): Promise<Q
         dnsServers: [INTERNET.dns],
         alwaysDeniedCidrs: DEFAULT_ALWAYS_DENIED,
         uidBase: 62_000,
-        pool: { low: 1, high: 2 },
+        pool: options.networkPool ?? { low: 1, high: 2 },
         hostAddresses: () => [INTERNET.hostPublic],
       });
     const layout = engineLayout(home, runtimeDir);

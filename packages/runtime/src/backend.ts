@@ -137,8 +137,11 @@ export interface CapturedSnapshot {
 export interface KnownInstance extends Pick<SlotCalls, 'afterStop'> {
   readonly sandboxId: SandboxId;
   readonly instanceId: InstanceId;
-  /** `ended`: it must not go on, as that of a sandbox whose pause was recorded before its engine was stopped. */
-  readonly wanted: 'running' | 'ended';
+  /**
+   * `ended`: it must not go on. `running-unless-held`: that of a sandbox whose pause was recorded before its engine was
+   * stopped; it must not go on either, unless its guest runs: then the pause was taken back.
+   */
+  readonly wanted: 'running' | 'running-unless-held' | 'ended';
   /** As its `RunningSandbox` had it; one that an older or newer server wrote may lack or have more. */
   readonly identity: Readonly<Record<string, unknown>> | undefined;
   readonly resources: Resources;

@@ -82,7 +82,8 @@ export function createFakeBackend({
   /** A wanted machine that is there goes on here; one that was stopped for a capture is let go. */
   function adopt(known: KnownInstance): RunningSandbox | undefined {
     const machine = world.machines.get(known.instanceId);
-    if (known.wanted !== 'running' || machine === undefined) return undefined;
+    if (known.wanted === 'ended' || machine === undefined) return undefined;
+    if (known.wanted === 'running-unless-held' && machine.guest.standsStill) return undefined;
     if (machine.engine !== known.identity?.engine) return undefined;
     machine.policy = known.network;
     const visit = createSlotVisit();

@@ -114,6 +114,10 @@ export class FakeGuest {
     if (this.#lost !== undefined) throw this.#lost;
   }
 
+  get standsStill(): boolean {
+    return this.#stopped !== undefined;
+  }
+
   /** Stands still: no process advances, nothing answers. */
   stop(): void {
     if (this.#stopped !== undefined) return;

@@ -1,6 +1,7 @@
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { PlatformError, type Resources } from '@agentenv/core';
+import type { KnownInstance } from '../backend.ts';
 import { isRunning, killProcess, waitUntilGone } from '../processes.ts';
 import { createDiskChain } from './disk-chain.ts';
 import { connectQmp, type Engine, engineOf, ownDirectories } from './engine.ts';
@@ -19,9 +20,12 @@ const KILL_DEADLINE_MS = 10_000;
 /** `query-status` of a guest that runs, or was stopped by its server and can go on (qapi `RunState`). */
 const ALIVE = ['running', 'paused'];
 
-async function requireAlive(qmp: Qmp): Promise<void> {
+async function requireAlive(qmp: Qmp, wanted: KnownInstance['wanted']): Promise<void> {
   const answer = await qmp.execute('query-status');
   const status = isFields(answer) ? String(answer.status) : 'unknown';
+  if (wanted === 'running-unless-held' && status === 'paused') {
+    throw new PlatformError('conflict', 'it was paused before its server ended');
+  }
   if (!ALIVE.includes(status)) throw new PlatformError('sandbox_unavailable', `the guest is not alive: ${status}`);
 }
 
@@ -31,7 +35,15 @@ async function requireAlive(qmp: Qmp): Promise<void> {
  */
 export async function adoptEngine(
   host: EngineHost,
-  { identity, resources }: { readonly identity: MachineIdentity; readonly resources: Resources },
+  {
+    identity,
+    resources,
+    wanted,
+  }: {
+    readonly identity: MachineIdentity;
+    readonly resources: Resources;
+    readonly wanted: KnownInstance['wanted'];
+  },
 ): Promise<Engine> {
   const { clock, layout } = host;
   const { pid, startTime, name, uuid, mapped, diskBase, uid } = identity;
@@ -47,7 +59,7 @@ export async function adoptEngine(
     await waitUntilGone(identity, clock, KILL_DEADLINE_MS);
   });
   const qmp = undo.use(await connectQmp(join(sockets, QMP_SOCKET), clock, undefined));
-  await requireAlive(qmp);
+  await requireAlive(qmp, wanted);
   const { layers, overlay } = await findDiskChain({ qmp, instance, layerDirectory: lower, owner: uid });
   // Of a capture that was not finished.
   await rm(join(instance, DEVICE_STATE), { force: true });

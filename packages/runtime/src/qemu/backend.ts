@@ -7,6 +7,7 @@ import { createExec } from '../exec.ts';
 import { assertBootable, assertRestorable } from '../fingerprint.ts';
 import { GUEST_ADDRESSING } from '../network/addressing.ts';
 import type { NetworkSlots } from '../network/slot.ts';
+import { isRunning } from '../processes.ts';
 import { BACKEND_NAME } from './capture.ts';
 import { createEngineCgroups } from './cgroups.ts';
 import { createClockKeeper } from './clock-keeper.ts';
@@ -176,8 +177,11 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     const { instanceId, sandboxId } = known;
     try {
       const identity = readIdentity(known.identity);
+      if (identity === undefined && known.wanted === 'running-unless-held') return undefined;
       if (identity === undefined) throw new PlatformError('not_found', 'the record says too little of its engine');
       if (identity.instanceId !== instanceId) throw new PlatformError('conflict', 'the record names another engine');
+      // Of most that are paused nothing is left, and their slots may be those of others by now.
+      if (known.wanted === 'running-unless-held' && !(await isRunning(identity))) return undefined;
       // Each has its deadlines to itself, however many there are.
       using _turn = await gate.enter();
       return hold(deps.host, await adoptMachine(deps, known, identity), known);
@@ -191,7 +195,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
   async function reconcile(known: readonly KnownInstance[]): Promise<Reconciliation> {
     const deps = await onHost();
     const found = await findEngines(deps.host.layout);
-    const wanted = known.filter((instance) => instance.wanted === 'running');
+    const wanted = known.filter((instance) => instance.wanted !== 'ended');
     const adopted = (await Promise.all(wanted.map((instance) => adopt(deps, instance)))).filter(
       (vm) => vm !== undefined,
     );

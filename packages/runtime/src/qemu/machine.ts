@@ -348,7 +348,7 @@ export async function adoptMachine(
   }
   const visit = createSlotVisit();
   undo.defer(() => visit.end());
-  const engine = undo.use(await adoptEngine(host, { identity, resources }));
+  const engine = undo.use(await adoptEngine(host, { identity, resources, wanted: known.wanted }));
   const agent = await whileRunning(engine, undefined, async (running) => {
     await engine.qmp.execute('cont', {}, {}, running);
     return connectAgent(host, engine, slot, { key, deadlineMs: ADOPTION_DEADLINE_MS }, running);

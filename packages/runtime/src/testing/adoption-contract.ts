@@ -184,6 +184,26 @@ export function describeAdoption(context: AdoptionContext): void {
       await expectClean();
     });
 
+    test('one whose pause was taken back goes on, one that is held for its pause is ended', async () => {
+      const plans = [planFor(), planFor()] as const;
+      const [goesOn, held] = await Promise.all([restoreAndLeave(plans[0]), restoreAndLeave(plans[1])]);
+      const { emptyDirectory } = context.harness();
+      await goesOn.capture(await emptyDirectory());
+      await goesOn.release();
+      await held.capture(await emptyDirectory());
+      const wanted = 'running-unless-held';
+      const { adopted, ended, endedKnown } = await restart([
+        knownAs(plans[0], goesOn, { wanted }),
+        knownAs(plans[1], held, { wanted }),
+        knownAs(planFor(), held, { wanted, identity: undefined }),
+      ]);
+      expect(adopted.map(({ instanceId }) => instanceId)).toEqual([plans[0].instanceId]);
+      expect({ ended, endedKnown }).toEqual({ ended: 1, endedKnown: [plans[1].instanceId] });
+      for (const sandbox of adopted) expect((await run(sandbox.agent, ['true'])).code).toBe(0);
+      for (const sandbox of adopted) await sandbox.stop();
+      await expectClean();
+    });
+
     test('it is adopted again by the server after the next one', async () => {
       const plan = planFor();
       const first = await restoreAndLeave(plan);

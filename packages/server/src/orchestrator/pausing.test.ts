@@ -1,4 +1,7 @@
 import { PlatformError } from '@agentenv/core';
+import { createFakeClock } from '@agentenv/core/testing';
+import { createFakeWorld } from '@agentenv/runtime';
+import { createMemoryDisk } from '@agentenv/storage/testing';
 import { describe, expect, test } from 'vitest';
 import { CREATE_BASE, LIST_ALL, type LifecycleHarness, startLifecycle } from '../testing/lifecycle-harness.ts';
 
@@ -175,6 +178,48 @@ describe('a pause that fails', () => {
     const id = await running(harness);
     expect(await failure(harness.orchestrator.pause(id))).toMatchObject({ code: 'internal' });
     await expectRunsOn(harness, id);
+  });
+
+  test.each(['full', 'disk'] as const)(
+    'that was taken back goes on after a crash, though the ledger has it as paused (%s)',
+    async (keeps) => {
+      const host = { world: createFakeWorld({ clock: createFakeClock() }), disk: createMemoryDisk() };
+      let refuse = false;
+      const former = await startLifecycle({
+        ...host,
+        intercept: async ({ record }, apply) => {
+          if (refuse) throw new PlatformError('internal', 'the ledger cannot be written');
+          await apply();
+          if (record?.state !== 'paused') return;
+          refuse = true;
+          throw new PlatformError('internal', 'the ledger cannot be written');
+        },
+      });
+      const id = await running(former);
+      expect(await failure(former.orchestrator.pause(id, keeps))).toMatchObject({ code: 'internal' });
+      expect(former.orchestrator.get(id).state).toBe('running');
+      expect(former.stored()).toMatchObject([{ id, state: 'paused' }]);
+      const { engine } = host.world.machineOf(id);
+
+      const next = await startLifecycle({ ...host, seed: 2 });
+      expect(next.orchestrator.get(id).state).toBe('running');
+      expect(host.world.machineOf(id).engine).toBe(engine);
+      await expectRunsOn(next, id);
+    },
+  );
+
+  test('that happened is not undone by a crash before its engine is stopped', async () => {
+    const host = { world: createFakeWorld({ clock: createFakeClock() }), disk: createMemoryDisk() };
+    const former = await startLifecycle(host);
+    const id = await running(former);
+    const stop = host.world.faults.next('stop', { kind: 'hang' });
+    const pausing = failure(former.orchestrator.pause(id));
+    await stop.hit;
+    const next = await startLifecycle({ ...host, seed: 2 });
+    expect(next.orchestrator.get(id).state).toBe('paused');
+    expect(host.world.machines.size).toBe(0);
+    stop.release();
+    await pausing;
   });
 
   test('can be tried again', async () => {

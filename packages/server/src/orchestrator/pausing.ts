@@ -131,7 +131,7 @@ export function createPausing(deps: PausingDependencies): Pausing {
     try {
       await keeper.write(before, signal);
     } catch (error) {
-      // The next write of this record says so again; a start before that finds no capture and drops the record.
+      // The next write of this record says so again; a start before that sees that the guest runs.
       log.error({ sandboxId: before.id, err: error }, 'the ledger may take a running sandbox for a paused one');
     }
   }

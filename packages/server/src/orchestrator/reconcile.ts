@@ -1,4 +1,4 @@
-import { type CaptureId, type Clock, callWithin, type Log, type SandboxRecord } from '@agentenv/core';
+import { type CaptureId, type Clock, callWithin, deadlineAfter, type Log, type SandboxRecord } from '@agentenv/core';
 import type { Backend, KnownInstance, RunningSandbox } from '@agentenv/runtime';
 import type { CaptureStore, Ledger, SnapshotRepository } from '@agentenv/storage';
 import type { SandboxHooks } from '../hooks/sandbox-hooks.ts';
@@ -54,7 +54,7 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
     return {
       sandboxId: record.id,
       instanceId: record.instanceId,
-      wanted: RUNS.includes(record.state) ? 'running' : 'ended',
+      wanted: record.state === 'paused' ? 'running-unless-held' : RUNS.includes(record.state) ? 'running' : 'ended',
       identity: record.runtime,
       resources: record.resources,
       network: record.network,
@@ -62,6 +62,12 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
       ...(afterStop === undefined ? {} : { afterStop }),
     };
   };
+  /** Its pause was undone, which the ledger did not take: when its time was to pass is lost, so it gets that anew. */
+  const takenBack = (record: SandboxRecord): SandboxRecord => ({
+    ...record,
+    state: 'running',
+    deadline: deadlineAfter(clock.now(), record.timeoutSeconds),
+  });
   const ledgerBounds = { what: 'the ledger', timeoutMs: deps.ledgerTimeoutMs, graceMs: 0 };
   const bounds = { what: 'cleaning up after a former server', timeoutMs: deps.timeoutMs, graceMs: 0 };
   const records: readonly SandboxRecord[] = await callWithin(clock, ledgerBounds, () => ledger.loadSandboxes());
@@ -86,20 +92,26 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
   const over: SandboxRecord[] = [];
   for (const record of records) {
     const generation = generations.get(record.instanceId);
+    const restorable = record.capture !== undefined && stored.has(record.capture);
     if (generation !== undefined) {
-      running.push({ record: { ...record, state: 'running' }, generation });
+      running.push({
+        record: record.state === 'paused' ? takenBack(record) : { ...record, state: 'running' },
+        generation,
+      });
       continue;
     }
-    const restorable = record.capture !== undefined && stored.has(record.capture);
     const keep = record.state === 'paused' || record.state === 'resuming';
     if (keep && restorable) paused.push({ ...record, state: 'paused', runtime: undefined });
     else over.push(record);
     if (keep && !restorable) log.error({ sandboxId: record.id }, 'a paused sandbox is lost: its capture is not there');
   }
-  const resuming = new Set(records.filter(({ state }) => state === 'resuming').map(({ id }) => id));
+  const inState = (wanted: SandboxRecord['state']) =>
+    new Set(records.filter(({ state }) => state === wanted).map(({ id }) => id));
+  const former = { resuming: inState('resuming'), paused: inState('paused') };
   await callWithin(clock, ledgerBounds, async () => {
     await Promise.all([
-      ...paused.filter(({ id }) => resuming.has(id)).map((record) => ledger.putSandbox(record)),
+      ...paused.filter(({ id }) => former.resuming.has(id)).map((record) => ledger.putSandbox(record)),
+      ...running.filter(({ record: { id } }) => former.paused.has(id)).map(({ record }) => ledger.putSandbox(record)),
       ...over.map(({ id }) => ledger.deleteSandbox(id)),
     ]);
   });

@@ -132,7 +132,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
     ...{ clock, ids, log, teamId: config['team.slug'], limits: DEFAULT_EVENT_BUS_LIMITS },
     onPublished: eventMetrics.published,
   });
-  undo.use(
+  const webhooks = undo.use(
     await openWebhooks({
       ...{ targets: webhookTargets(config), types: config['webhooks.events'], bus: events, clock, rng, ids, log },
       directory: join(config.home_path, 'webhooks'),
@@ -163,6 +163,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
         log,
         stages: metrics.stages,
         events,
+        eventsRecorded: () => webhooks.recorded(),
       },
       ...{ logs: observation.sandboxLogs, samples: observation.sandboxMetrics, hooks: openHooks(options) },
       tokens: {

@@ -21,6 +21,8 @@ export interface Outbox extends AsyncDisposable {
   readonly left: readonly OutboxEntry[];
   add(message: EventMessage, webhooks: readonly string[]): void;
   settle(eventId: string, webhook: string): void;
+  /** Resolves when everything so far is in the journal, or could not be written. */
+  flushed(): Promise<void>;
 }
 
 export interface OutboxLimits {
@@ -67,6 +69,8 @@ export async function openOutbox(deps: {
   let size = 0;
   /** The journal lacks something, or ends with half a line. */
   let broken = false;
+  /** How often lines were dropped. */
+  let drops = 0;
 
   function add(message: EventMessage, webhooks: readonly string[]): void {
     const bytes = Buffer.byteLength(message.json);
@@ -137,17 +141,20 @@ export async function openOutbox(deps: {
     maxBytes: limits.waitingBytes,
     onDropped(lines, error) {
       broken = true;
+      drops++;
       log.error({ lines, err: error }, 'the outbox of webhooks could not be written');
     },
     async write(lines) {
       const text = lines.join('');
       const overgrown = size > limits.rewriteBytes && size > 2 * unsettledBytes;
       const repairing = broken;
+      const before = drops;
       broken = true;
       // What is in memory is ahead of these lines, so it stands for them.
       if (repairing || overgrown) await rewrite();
       else await file?.appendFile(text);
-      broken = false;
+      // What was dropped meanwhile is in none of these lines; the ones that wait make it good.
+      broken = drops !== before;
       size += repairing || overgrown ? 0 : Buffer.byteLength(text);
     },
   });
@@ -171,6 +178,7 @@ export async function openOutbox(deps: {
     settle(eventId, webhook) {
       if (settle(eventId, webhook)) writer.append(JSON.stringify({ done: eventId, by: webhook }));
     },
+    flushed: () => writer.flushed(),
     async [Symbol.asyncDispose]() {
       await writer[Symbol.asyncDispose]();
       await file?.close();

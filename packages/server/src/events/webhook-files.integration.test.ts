@@ -96,6 +96,22 @@ describe('the outbox', () => {
     return { outbox, log, path, left };
   };
 
+  it('that overflows while it is being written makes that good with the next lines', async () => {
+    const first = await start({ waitingBytes: 600 });
+    first.outbox.add(message('a', 'x'.repeat(300)), ['one']);
+    // The first line is on its way; then there is room for one of these two.
+    await Promise.resolve();
+    await Promise.resolve();
+    first.outbox.add(message('b', 'x'.repeat(300)), ['one']);
+    first.outbox.add(message('c', 'x'.repeat(300)), ['one']);
+    await first.outbox.flushed();
+    expect(first.log.find('error', 'could not be written')).toHaveLength(1);
+    const next = await start();
+    expect(next.left()).toEqual(['a', 'b', 'c'].map((id) => [id, ['one']]));
+    await next.outbox[Symbol.asyncDispose]();
+    await first.outbox[Symbol.asyncDispose]();
+  });
+
   it('gives the next server what was not settled, in order and byte for byte', async () => {
     const first = await start();
     expect(first.left()).toEqual([]);
@@ -142,7 +158,7 @@ describe('the outbox', () => {
     for (let index = 0; index < 500; index++) {
       outbox.add(message(`m${index}`, 'x'.repeat(500)), ['one']);
       outbox.settle(`m${index}`, 'one');
-      if (index % 10 === 0) await stat(path);
+      if (index % 10 === 0) await outbox.flushed();
     }
     outbox.add(message('last'), ['one']);
     await outbox[Symbol.asyncDispose]();

@@ -39,6 +39,12 @@ export interface WebhookDependencies {
   readonly metrics: EventMetrics['webhooks'];
 }
 
+/** Disposing waits shortly for what can be sent at once. */
+export interface Webhooks extends AsyncDisposable {
+  /** Resolves when the next server would send what was published so far, or when that could not be written down. */
+  recorded(): Promise<void>;
+}
+
 interface Webhook {
   readonly id: string;
   readonly queue: WebhookQueue;
@@ -80,10 +86,10 @@ function sender(
 }
 
 /**
- * Sends lifecycle events to the webhooks of the configuration, beginning with what a former server had left. Disposing
- * waits shortly for what can be sent at once. Rejects when its directory cannot be used.
+ * Sends lifecycle events to the webhooks of the configuration, beginning with what a former server had left. Rejects when
+ * its directory cannot be used.
  */
-export async function openWebhooks(deps: WebhookDependencies): Promise<AsyncDisposable> {
+export async function openWebhooks(deps: WebhookDependencies): Promise<Webhooks> {
   const { bus, clock, log, metrics, rng } = deps;
   await mkdir(deps.directory, { recursive: true, mode: 0o700 });
   await using undo = new AsyncDisposableStack();
@@ -141,5 +147,5 @@ export async function openWebhooks(deps: WebhookDependencies): Promise<AsyncDisp
     await Promise.race([Promise.all(webhooks.map(({ queue }) => queue.flushed())), enough.promise]);
   });
   const everything = undo.move();
-  return { [Symbol.asyncDispose]: () => everything.disposeAsync() };
+  return { recorded: () => outbox.flushed(), [Symbol.asyncDispose]: () => everything.disposeAsync() };
 }

@@ -33,6 +33,7 @@ export function createLifecycleCounters(registry: Registry): LifecycleMetrics {
     'Generations a former server left behind, ended at start.',
     [],
   );
+  const adopted = counter('agentenv_sandbox_adopted_total', 'Sandboxes of a former server that run on.', []);
   return {
     createSucceeded: () => created.inc({ result: 'ok', code: '' }),
     createFailed: (code) => created.inc({ result: 'error', code }),
@@ -47,5 +48,6 @@ export function createLifecycleCounters(registry: Registry): LifecycleMetrics {
     overdue: (state) => overdue.inc({ state }),
     releaseFailed: (step) => releaseFailed.inc({ step }),
     reconciled: (count) => reconciled.inc(count),
+    adopted: (count) => adopted.inc(count),
   };
 }

@@ -77,6 +77,8 @@ export interface OrchestratorDependencies {
   readonly logs: Pick<SandboxLogs, 'open' | 'append' | 'close'>;
   readonly samples: Pick<SandboxMetrics, 'attach'>;
   readonly events: EventPublisher;
+  /** Resolves when the events so far outlive this server, or cannot be made to. */
+  readonly eventsRecorded: () => Promise<void>;
   readonly stages: StageMetrics;
   readonly metrics: LifecycleMetrics;
   readonly config: OrchestratorConfig;
@@ -112,15 +114,18 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     snapshots: deps.snapshots,
     hooks: deps.hooks,
     background: partings,
+    async tellLost(lost) {
+      const change = { type: 'sandbox.lifecycle.killed', reason: 'server-restarted', ranSince: undefined } as const;
+      for (const record of lost) deps.events.publish(record, change);
+      await deps.eventsRecorded();
+    },
     clock,
     log,
     timeoutMs: config.reconcileTimeoutMs,
     ledgerTimeoutMs: config.ledgerTimeoutMs,
   });
   metrics.reconciled(reconciled.ended);
-  for (const record of reconciled.lost) {
-    deps.events.publish(record, { type: 'sandbox.lifecycle.killed', reason: 'server-restarted', ranSince: undefined });
-  }
+  metrics.adopted(reconciled.running.length);
 
   const keeper = createRecordKeeper({ ledger: deps.ledger, clock, log, timeoutMs: config.ledgerTimeoutMs });
   const owner = createOwnerLog(deps.logs);

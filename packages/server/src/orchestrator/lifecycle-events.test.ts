@@ -129,6 +129,53 @@ describe('lifecycle events', () => {
   });
 });
 
+test('what was lost with a server is told before its record goes, and again after a crash in between', async () => {
+  const world = createFakeWorld({ clock: createFakeClock() });
+  const disk = createMemoryDisk();
+  const former = await startLifecycle({ world, disk });
+  const lost = await running(former);
+  const { runtime: _runtime, ...record } = JSON.parse(disk.sandboxes.get(lost) ?? '');
+  disk.sandboxes.set(lost, JSON.stringify(record));
+  const trace: string[] = [];
+  const dead = Promise.withResolvers<void>();
+  const crashing = startLifecycle({
+    ...{ world, disk, seed: 2 },
+    async eventsRecorded() {
+      trace.push(`recorded, records ${disk.sandboxes.size}`);
+    },
+    async intercept({ kind }) {
+      trace.push(kind);
+      dead.resolve();
+      await new Promise<never>(() => {});
+    },
+  });
+  crashing.catch(() => undefined);
+  await dead.promise;
+  expect(trace).toEqual(['recorded, records 1', 'delete']);
+  const next = await startLifecycle({ world, disk, seed: 3 });
+  expect(told(next, lost)).toEqual(['killed']);
+  expect(next.leftovers()).toEqual({});
+});
+
+test('events that cannot be recorded do not keep a server from starting', async () => {
+  const world = createFakeWorld({ clock: createFakeClock() });
+  const disk = createMemoryDisk();
+  const clock = createFakeClock();
+  const former = await startLifecycle({ world, disk });
+  const lost = await running(former);
+  const { runtime: _runtime, ...record } = JSON.parse(disk.sandboxes.get(lost) ?? '');
+  disk.sandboxes.set(lost, JSON.stringify(record));
+  const starting = startLifecycle({
+    ...{ world, disk, clock, seed: 2 },
+    eventsRecorded: () => new Promise<never>(() => {}),
+  });
+  await clock.advance(10_000);
+  const harness = await starting;
+  expect(harness.log.find('error', 'may not be told')).toHaveLength(1);
+  expect(told(harness, lost)).toEqual(['killed']);
+  await running(harness);
+});
+
 /** Every way the events of one sandbox may follow each other; a snapshot may be published after the end. */
 const STORY =
   /^(created|forked)( updated| checkpointed| paused( checkpointed)* resumed)*( paused)?( checkpointed)*( killed( checkpointed)*)?$/;

@@ -35,4 +35,6 @@ export interface LifecycleMetrics {
   releaseFailed(step: string): void;
   /** Generations a former server left behind. */
   reconciled(count: number): void;
+  /** Sandboxes of a former server that run on. */
+  adopted(count: number): void;
 }

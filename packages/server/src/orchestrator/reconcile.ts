@@ -12,6 +12,8 @@ export interface ReconcileDependencies {
   /** Names the captures that are snapshots. */
   readonly snapshots: Pick<SnapshotRepository, 'captures'>;
   readonly hooks: Pick<SandboxHooks, 'callsFor'>;
+  /** Tells that sandboxes are gone which had been ready once; resolves when that outlives this server. */
+  readonly tellLost: (records: readonly SandboxRecord[]) => Promise<void>;
   /** What the start does not wait for. */
   readonly background: Pick<BackgroundWork, 'track'>;
   readonly clock: Clock;
@@ -30,8 +32,6 @@ export interface Reconciled {
   readonly paused: readonly SandboxRecord[];
   /** Sandboxes that go on where they were. */
   readonly running: readonly { readonly record: SandboxRecord; readonly generation: RunningSandbox }[];
-  /** Sandboxes that are gone, though they had been ready once. */
-  readonly lost: readonly SandboxRecord[];
 }
 
 /** Stops of generations that ended with their server, sent at the same time. */
@@ -68,6 +68,17 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
     state: 'running',
     deadline: deadlineAfter(clock.now(), record.timeoutSeconds),
   });
+  /** Before their records go: the next start tells of them again when this server dies in between. */
+  const tellLost = async (lost: readonly SandboxRecord[]): Promise<void> => {
+    if (lost.length === 0) return;
+    const eventBounds = { what: 'the journal of events', timeoutMs: deps.ledgerTimeoutMs, graceMs: 0 };
+    try {
+      await callWithin(clock, eventBounds, () => deps.tellLost(lost));
+    } catch (error) {
+      // Events are no reason not to start.
+      log.error({ err: error }, 'the loss of sandboxes may not be told after another crash');
+    }
+  };
   const ledgerBounds = { what: 'the ledger', timeoutMs: deps.ledgerTimeoutMs, graceMs: 0 };
   const bounds = { what: 'cleaning up after a former server', timeoutMs: deps.timeoutMs, graceMs: 0 };
   const records: readonly SandboxRecord[] = await callWithin(clock, ledgerBounds, () => ledger.loadSandboxes());
@@ -108,6 +119,7 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
   const inState = (wanted: SandboxRecord['state']) =>
     new Set(records.filter(({ state }) => state === wanted).map(({ id }) => id));
   const former = { resuming: inState('resuming'), paused: inState('paused') };
+  await tellLost(over.filter(({ state }) => state !== 'creating'));
   await callWithin(clock, ledgerBounds, async () => {
     await Promise.all([
       ...paused.filter(({ id }) => former.resuming.has(id)).map((record) => ledger.putSandbox(record)),
@@ -129,5 +141,5 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
   }
   if (paused.length > 0) log.info({ sandboxes: paused.length }, 'paused sandboxes of a former server are here');
   if (running.length > 0) log.info({ sandboxes: running.length }, 'sandboxes of a former server run on');
-  return { ended, paused, running, lost: over.filter(({ state }) => state !== 'creating') };
+  return { ended, paused, running };
 }

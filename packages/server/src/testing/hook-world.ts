@@ -131,7 +131,7 @@ export async function startHookServer(options: HookServerOptions): Promise<HookS
   const orchestrator = undo.use(
     await createOrchestrator({
       ...{ backend, ledger, captures, snapshots, templates, clock, rng, ids, log, stages: metrics.stages },
-      ...{ logs: sandboxLogs, samples: sandboxMetrics, events },
+      ...{ logs: sandboxLogs, samples: sandboxMetrics, events, eventsRecorded: async () => undefined },
       hooks: createSandboxHooks({
         client: url === undefined || url === '' ? undefined : createExtensionClient({ url, timeoutMs, clock }),
         log,

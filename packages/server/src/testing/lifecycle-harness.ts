@@ -87,6 +87,7 @@ export interface HarnessOptions {
   readonly hostCapacity?: () => Promise<HostCapacity>;
   readonly config?: Partial<OrchestratorConfig>;
   readonly seed?: number;
+  readonly eventsRecorded?: () => Promise<void>;
   /** How long the logs of ended sandboxes are kept; not at all unless given. */
   readonly logRetentionMs?: number;
 }
@@ -138,6 +139,7 @@ function recordMetrics(counted: string[]): LifecycleMetrics {
     overdue: (state) => counted.push(`overdue:${state}`),
     releaseFailed: (step) => counted.push(`releaseFailed:${step}`),
     reconciled: (count) => counted.push(`reconciled:${count}`),
+    adopted: (count) => counted.push(`adopted:${count}`),
   };
 }
 
@@ -222,6 +224,7 @@ export async function startLifecycle(options: HarnessOptions = {}): Promise<Life
     logs: sandboxLogs,
     samples: sandboxMetrics,
     events: { publish: (sandbox, change) => events.push({ ...change, sandbox }) },
+    eventsRecorded: options.eventsRecorded ?? (async () => undefined),
     stages,
     metrics: recordMetrics(counted),
     config,

@@ -5,7 +5,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { runCrashLoop } from './lib/crash-loop.ts';
 import { engines, ledgerIds } from './lib/host.ts';
 import { remainsOfStopped } from './lib/remains.ts';
-import { NO_POOL, startServer, type TestServer } from './lib/server.ts';
+import { freePort, NO_POOL, startServer, type TestServer } from './lib/server.ts';
 import { waitUntil } from './lib/wait.ts';
 
 /** Of the whole stage; the full run is `node e2e/crash-loop.ts` (docs/lifecycle.md). */
@@ -15,6 +15,8 @@ const ANSWER_MS = 2_000;
 const LINE_DIGITS = 9;
 const LINES = 50_000_000 / (LINE_DIGITS + 1);
 const PORT = 3000;
+/** Files a server looks for only when it listens. */
+const TLS_FILES = ['certificates', 'private_keys'].map((key) => `tls.${key} = ["/nonexistent.pem"]`);
 
 // Without warm machines every engine belongs to a sandbox.
 let server: TestServer;
@@ -129,6 +131,11 @@ describe('kill -9 of the server with everything in flight', () => {
     await Promise.all([streamed, typed]);
     for (const outgoing of [upload, download]) outgoing.destroy();
     expect(former.gaps).toEqual([]);
+
+    // One that fails when it has adopted everything leaves it to the next.
+    const late = [`tls.addr = "127.0.0.1:${await freePort()}"`, ...TLS_FILES].join('\n');
+    await expect(server.restart(late)).rejects.toThrow('the server ended with 1');
+    expect(server.output()).toContain('sandboxes of a former server run on');
 
     await server.restart();
     const start = await timed(() => sandbox.commands.run('echo again', { background: true }));

@@ -47,8 +47,8 @@ export interface TestServer extends AsyncDisposable {
   api(path: string, init?: RequestInit): Promise<Response>;
   /** SIGKILL, as a crash would; home and runtime stay. */
   kill9(): Promise<void>;
-  /** A new process on the same home, runtime directory, port and key. */
-  restart(): Promise<void>;
+  /** A new process on the same home, runtime directory, port and key; `more`: TOML it is configured with in addition. */
+  restart(more?: string): Promise<void>;
   /** SIGTERM; resolves with the exit code. */
   stop(): Promise<number | null>;
 }
@@ -93,23 +93,21 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
   const configPath = join(scratch, 'config.toml');
   await mkdir(home, { recursive: true });
   if (options.home === undefined) await copyCaptures(CAPTURES, join(home, 'qemu'));
-  await writeFile(
-    configPath,
-    [
-      `api_addr = "127.0.0.1:${port}"`,
-      `home_path = "${home}"`,
-      `runtime_path = "${runtime}"`,
-      `deps_path = "${join(REPOSITORY, '.aenv/artifacts')}"`,
-      // Nothing a test does may leave this machine; chapters that need an internet attach a namespace of their own.
-      'network.uplink = "none"',
-      options.config ?? '',
-    ].join('\n'),
-  );
+  const configuration = [
+    `api_addr = "127.0.0.1:${port}"`,
+    `home_path = "${home}"`,
+    `runtime_path = "${runtime}"`,
+    `deps_path = "${join(REPOSITORY, '.aenv/artifacts')}"`,
+    // Nothing a test does may leave this machine; chapters that need an internet attach a namespace of their own.
+    'network.uplink = "none"',
+    options.config ?? '',
+  ];
 
   let child: ChildProcess;
   let output = '';
   let exited: Promise<number | null>;
-  const launch = async () => {
+  const launch = async (more = '') => {
+    await writeFile(configPath, [...configuration, more].join('\n'));
     child = spawn(join(REPOSITORY, 'aenv'), ['server', '--config', configPath], {
       stdio: ['ignore', 'pipe', 'pipe'],
       env: { PATH: process.env.PATH, AENV_API_KEY: apiKey },

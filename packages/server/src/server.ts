@@ -33,6 +33,7 @@ import { openWebhooks, type WebhookTarget } from './events/webhooks.ts';
 import { createExtensionClient } from './hooks/extension-client.ts';
 import { createSandboxHooks, type SandboxHooks } from './hooks/sandbox-hooks.ts';
 import { openHostBackend } from './host-backend.ts';
+import { cannotListen, requireFree } from './listen-address.ts';
 import type { Build } from './observability/build.ts';
 import { registerHostGauges } from './observability/host-gauges.ts';
 import { createHostUsageProbe } from './observability/host-usage.ts';
@@ -87,13 +88,15 @@ export interface RunningServer extends AsyncDisposable {
 /**
  * Makes everything a server consists of, in the order in which it can be unmade: what a former server left is cleaned
  * up before requests are taken, and `/health` answers 204 once sandboxes can be created. A start that fails leaves
- * what ran to the next one, or pauses it when it had taken it over already, and nothing else behind.
+ * what ran to the next one, however far it came, and nothing else behind; one that is told to end pauses it.
  */
 export async function startServer(options: ServerOptions): Promise<RunningServer> {
   const { config, clock, rng, log, signal } = options;
   await using undo = new AsyncDisposableStack();
   undo.use(await claimHome(config.home_path));
   undo.use(await claimRuntime(config.runtime_path));
+  // Before anything is touched: the most common of mistakes.
+  for (const address of [config.api_addr, config['tls.addr']]) if (address !== undefined) await requireFree(address);
   const secrets = { homePath: config.home_path, uid: options.uid, rng };
   const apiKey = await loadApiKey({ ...secrets, environment: options.apiKey, mountedFile: '/run/secrets/api-key' });
   const ledger = undo.use(await openLedger({ path: join(config.home_path, 'ledger.sqlite'), log }));
@@ -190,6 +193,16 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
       throw error;
     }),
   );
+  let ready = false;
+  const end = async (): Promise<void> => {
+    if (ready || signal.aborted) {
+      await orchestrator[Symbol.asyncDispose]();
+      return;
+    }
+    await orchestrator.abandon();
+    await host.abandon();
+  };
+  undo.defer(end);
   undo.use(
     registerHostGauges(metrics.registry, {
       sandboxes: () => orchestrator.status().sandboxes,
@@ -201,7 +214,6 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   await registry.start();
   signal.throwIfAborted();
 
-  let ready = false;
   const front = await createApp({
     ...{ orchestrator, templates, snapshots, ...observation, eventStreams, clock, log },
     contexts: options.contexts,
@@ -235,7 +247,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
     // No new requests of the control plane; those under way may end; then the sandboxes, and with them their streams.
     // The listener stays to the end: it says that the server is going, and that sandboxes are gone.
     await drain(front, options);
-    await orchestrator[Symbol.asyncDispose]();
+    await end();
     await eventStreams[Symbol.asyncDispose]();
     await secure?.[Symbol.asyncDispose]();
     const closed = front.app.close();
@@ -316,9 +328,7 @@ async function listen(app: FastifyInstance, address: string): Promise<string> {
   try {
     await app.listen({ host, port });
   } catch (error) {
-    throw new PlatformError('unavailable', `cannot listen on ${address}: ${(error as Error).message}`, {
-      cause: error,
-    });
+    throw cannotListen(address, error);
   }
   const bound = app.server.address();
   const actual = bound === null || typeof bound === 'string' ? port : bound.port;

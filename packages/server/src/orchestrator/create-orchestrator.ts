@@ -96,6 +96,11 @@ export interface OrchestratorStatus {
 /** The orchestrator of one server, with what observes it. */
 export interface OwnedOrchestrator extends Orchestrator {
   status(): OrchestratorStatus;
+  /**
+   * Ends it without touching what runs: for a server that cannot start, whose sandboxes are for the next one. What is under
+   * way comes to its end first, for a bounded time. Disposing does nothing more then, and the other way round.
+   */
+  abandon(): Promise<void>;
 }
 
 const killedError = (): PlatformError => new PlatformError('killed', 'sandbox was killed');
@@ -206,7 +211,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
   const forking = createForking({ ...deps, liveCapture, creation, refuseWhileClosing });
   const snapshotting = createSnapshotting({ ...deps, table, liveCapture, refuseWhileClosing });
   const patchParams = createParamsPatching({ ...deps, access, queue, keeper, table });
-  const leaveAll = createShutdown({
+  const { pauseAll, settleAll } = createShutdown({
     ...{ table, queue, pausing, resuming, ending, clock, log, config },
     background: [forking, snapshotting, partings],
   });
@@ -308,8 +313,8 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     await ending.end(entry, { event: 'kill', reason: 'deleted', detail, error: killedError() });
   }
 
-  async function shutDown(): Promise<void> {
-    await leaveAll();
+  async function shutDown(leave: () => Promise<void>): Promise<void> {
+    await leave();
     heldRelease[Symbol.dispose]();
     deadlines[Symbol.dispose]();
     ending[Symbol.dispose]();
@@ -387,8 +392,13 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
       pausedAllocated: table.allocated((state) => state === 'paused'),
       ...creation.counts(),
     }),
+    abandon() {
+      deadlines[Symbol.dispose]();
+      closing ??= shutDown(settleAll);
+      return closing;
+    },
     [Symbol.asyncDispose]() {
-      closing ??= shutDown();
+      closing ??= shutDown(pauseAll);
       return closing;
     },
   };

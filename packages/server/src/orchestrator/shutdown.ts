@@ -6,11 +6,13 @@ import type { Pausing } from './pausing.ts';
 import type { Resuming } from './resuming.ts';
 import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
 
-/**
- * What becomes of the sandboxes when the server is stopped in order: what runs is paused, what is on its way from or to a
- * pause is paused as well, and what has not run yet ends. Never rejects; what it could not do is an error in the log.
- */
-export type Shutdown = () => Promise<void>;
+/** What becomes of the sandboxes when the server ends. Never rejects; what could not be done is an error in the log. */
+export interface Shutdown {
+  /** In order: what runs is paused, what is on its way from or to a pause as well, and what has not run yet ends. */
+  pauseAll(): Promise<void>;
+  /** They are left as they are, when what is under way has come to its end. */
+  settleAll(): Promise<void>;
+}
 
 export interface ShutdownDependencies {
   readonly table: SandboxTable;
@@ -58,20 +60,40 @@ export function createShutdown(deps: ShutdownDependencies): Shutdown {
     await deps.ending.end(entry, { event: 'kill', reason: 'shutdown', detail, error: shuttingDown() });
   }
 
-  return async () => {
-    const bounds = { what: 'the pause of all sandboxes', timeoutMs: config.shutdownTimeoutMs, graceMs: 0 };
+  async function within(what: string, failure: string, work: () => Promise<unknown>): Promise<void> {
     try {
-      await callWithin(clock, bounds, async () => {
-        await mapBounded(table.all(), config.shutdownConcurrency, leave);
-        await Promise.all(deps.background.map((work) => work.settled()));
+      await callWithin(clock, { what, timeoutMs: config.shutdownTimeoutMs, graceMs: 0 }, async () => {
+        await work();
+        await Promise.all(deps.background.map((job) => job.settled()));
       });
     } catch (error) {
-      log.error({ err: error }, 'the sandboxes were not paused in time');
+      log.error({ err: error }, failure);
     }
+  }
+
+  async function settle(entry: SandboxEntry): Promise<void> {
+    try {
+      await (entry.ending ?? queue.run(entry.record.id, 'shutdown', async () => undefined));
+    } catch {
+      // Whatever became of it, it is over.
+    }
+    entry.generation?.sampling[Symbol.dispose]();
+  }
+
+  async function pauseAll(): Promise<void> {
+    await within('the pause of all sandboxes', 'the sandboxes were not paused in time', () =>
+      mapBounded(table.all(), config.shutdownConcurrency, leave),
+    );
     const left = table.all().filter(({ record, held }) => record.state !== 'paused' || held.size > 0);
     if (left.length > 0) {
       const ids = left.map((entry) => entry.record.id);
       log.error({ sandboxIds: ids }, 'sandboxes could not be paused; the next start looks after them');
     }
+  }
+
+  return {
+    pauseAll,
+    settleAll: () =>
+      within('what is under way', 'not everything came to its end in time', () => Promise.all(table.all().map(settle))),
   };
 }

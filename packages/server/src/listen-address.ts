@@ -1,0 +1,23 @@
+import { once } from 'node:events';
+import { createServer } from 'node:net';
+import { PlatformError } from '@agentenv/core';
+import { splitAddress } from './config/load.ts';
+
+/** What is told of an address, `host:port`, that this server cannot have. */
+export function cannotListen(address: string, cause: unknown): PlatformError {
+  const reason = cause instanceof Error ? cause.message : String(cause);
+  return new PlatformError('unavailable', `cannot listen on ${address}: ${reason}`, { cause });
+}
+
+/** Throws `unavailable` when somebody else listens on `address` (`host:port`), or it is none of this host. */
+export async function requireFree(address: string): Promise<void> {
+  const probe = createServer();
+  try {
+    probe.listen(splitAddress(address));
+    await once(probe, 'listening');
+  } catch (error) {
+    throw cannotListen(address, error);
+  }
+  probe.close();
+  await once(probe, 'close');
+}

@@ -8,7 +8,6 @@ import {
   createUuidSource,
   DEFAULT_ADMISSION_LIMITS,
   type Log,
-  PlatformError,
   type Rng,
   type SandboxRecord,
   type UuidSource,

@@ -85,6 +85,14 @@ export function policyTransaction(policy: EgressPolicy, addresses: SlotAddresses
 }
 
 /**
+ * One transaction that puts the rules of a fresh slot and this policy in the place of those of a former server, perhaps of
+ * another version or configuration. Connections stay; those open already do not count to the limit.
+ */
+export function renewalTransaction(policy: EgressPolicy, addresses: SlotAddresses, maxConnections: number): string {
+  return `delete table inet aenv\n${slotRuleset(addresses, maxConnections)}${policyTransaction(policy, addresses)}`;
+}
+
+/**
  * The rules of the gateway: slots reach the outside and never each other, the host's addresses or the gateway itself;
  * whatever is not a slot's link is an uplink and hides the slots behind its own address. `mend`: pasta up to 2023 answers
  * a refused connection with a reset that lacks ACK, which clients must ignore; with it they fail at once.

@@ -12,6 +12,7 @@ function open({ low = 0, high = 0, maxSlots = 100, hold = false, broken = false,
   const failing = { prepare: broken, destroy: false, policy: false };
   const held: (() => void)[] = [];
   const policies: NetworkPolicy[] = [];
+  const renewed: NetworkPolicy[] = [];
   let creating = 0;
   let mostCreating = 0;
   let attempts = 0;
@@ -40,6 +41,10 @@ function open({ low = 0, high = 0, maxSlots = 100, hold = false, broken = false,
       if (failing.policy) throw new PlatformError('internal', 'refused');
       policies.push(policy);
     },
+    async renew(_slot, policy) {
+      if (failing.policy) throw new PlatformError('internal', 'refused');
+      renewed.push(policy);
+    },
     hostInteractionIp: (index) => `10.11.0.${index}`,
     async maintain() {
       maintained++;
@@ -54,6 +59,7 @@ function open({ low = 0, high = 0, maxSlots = 100, hold = false, broken = false,
     existing,
     failing,
     policies,
+    renewed,
     release: () => held.shift()?.(),
     facts: () => ({ attempts, mostCreating, maintained, closed }),
   };
@@ -196,12 +202,12 @@ describe('slot pool', () => {
   });
 
   test('slots of a former server are adopted or removed, and no number is used twice', async () => {
-    const { clock, pool, existing, policies } = open({ left: [1, 3, 200] });
+    const { clock, pool, existing, policies, renewed } = open({ left: [1, 3, 200] });
     await expect(pool.adopt(2, DEFAULT_NETWORK_POLICY)).rejects.toMatchObject({ code: 'not_found' });
     // The network has become smaller than that number.
     await expect(pool.adopt(200, DEFAULT_NETWORK_POLICY)).rejects.toMatchObject({ code: 'not_found' });
     const adopted = await pool.adopt(3, OFF);
-    expect(policies).toEqual([OFF]);
+    expect({ policies, renewed }).toEqual({ policies: [], renewed: [OFF] });
     expect(adopted).toMatchObject({ index: 3, networkNamespacePath: '/netns/3', uid: 1_003 });
     await expect(pool.adopt(3, OFF)).rejects.toMatchObject({ code: 'not_found' });
     expect((await pool.acquire(DEFAULT_NETWORK_POLICY)).index).toBe(2);

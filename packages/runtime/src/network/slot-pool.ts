@@ -25,6 +25,8 @@ export interface SlotPoolDeps {
   /** Removes it with everything in it; also what a failed `prepare` left. */
   readonly destroy: (index: number) => Promise<void>;
   readonly applyPolicy: (slot: Prepared, policy: NetworkPolicy, signal?: AbortSignal) => Promise<void>;
+  /** Puts all rules as this server has them in force, with that policy; open connections stay. */
+  readonly renew: (slot: Prepared, policy: NetworkPolicy) => Promise<void>;
   readonly hostInteractionIp: (index: number) => string;
   /** Now and then, in the background. */
   readonly maintain: () => Promise<void>;
@@ -85,7 +87,7 @@ export class SlotPool implements NetworkSlots {
     const slot = this.#left.get(index);
     if (slot === undefined || index > this.#deps.maxSlots)
       throw new PlatformError('not_found', `network slot ${index} of the former server is not there`);
-    await this.#deps.applyPolicy(slot, policy);
+    await this.#deps.renew(slot, policy);
     this.#left.delete(index);
     this.#inUse.set(index, slot);
     return this.#handle(slot);

@@ -36,7 +36,7 @@ export interface NetworkSlot {
 /** Pool of network slots. Namespaces and tables carry the prefix of this server's runtime directory, so two servers never touch each other's. */
 export interface NetworkSlots extends AsyncDisposable {
   acquire(policy: NetworkPolicy, signal?: AbortSignal): Promise<NetworkSlot>;
-  /** The slot of a former server whose engine goes on, with that policy in force; `not_found` when it is not there. */
+  /** The slot of a former server whose engine goes on, with this server's rules and that policy in force; `not_found` when it is not there. */
   adopt(index: number, policy: NetworkPolicy): Promise<NetworkSlot>;
   /** Removes the slots of a former server that were not adopted; answers how many. Until then they are left alone. */
   removeLeftovers(): Promise<number>;

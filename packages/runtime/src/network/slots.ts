@@ -14,7 +14,7 @@ import type { Exec } from '../exec.ts';
 import { createAddressPlan, DEFAULT_INTERNAL_NETWORKS, type InternalNetworks } from './addressing.ts';
 import { createGateway } from './gateway.ts';
 import { createNamespaces, SLOT, slotName, tapDevice } from './namespaces.ts';
-import { policyTransaction } from './ruleset.ts';
+import { policyTransaction, renewalTransaction } from './ruleset.ts';
 import type { NetworkSlots } from './slot.ts';
 import { SlotPool } from './slot-pool.ts';
 
@@ -80,6 +80,15 @@ export async function createNetworkSlots(options: NetworkSlotsOptions): Promise<
     const index = Number(SLOT.exec(name)?.[1]);
     return { index, path, uid: uidBase + index };
   });
+  async function transact(path: string, transaction: string, signal?: AbortSignal): Promise<void> {
+    try {
+      await namespaces.nft(path, transaction, signal);
+    } catch (error) {
+      signal?.throwIfAborted();
+      throw new PlatformError('internal', 'the network policy could not be applied', { cause: error });
+    }
+  }
+
   return new SlotPool({
     clock,
     log,
@@ -96,13 +105,10 @@ export async function createNetworkSlots(options: NetworkSlotsOptions): Promise<
       return { index, path, uid };
     },
     async applyPolicy({ index, path }, policy, signal) {
-      const transaction = policyTransaction(egressPolicy(policy, alwaysDenied), plan.slot(index));
-      try {
-        await namespaces.nft(path, transaction, signal);
-      } catch (error) {
-        signal?.throwIfAborted();
-        throw new PlatformError('internal', 'the network policy could not be applied', { cause: error });
-      }
+      await transact(path, policyTransaction(egressPolicy(policy, alwaysDenied), plan.slot(index)), signal);
+    },
+    async renew({ index, path }, policy) {
+      await transact(path, renewalTransaction(egressPolicy(policy, alwaysDenied), plan.slot(index), maxConnections));
     },
     destroy: (index) => namespaces.deleteSlot({ index, path: slotPath(index) }),
     hostInteractionIp: (index) => plan.slot(index).hostInteractionIp,

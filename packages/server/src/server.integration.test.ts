@@ -239,8 +239,6 @@ describe('the life of a server', () => {
       expect(server.output()).toContain('the server has ended');
       expect(server.output()).not.toContain('"level":"error"');
       expect((await readdir(scratch)).toSorted()).toEqual(['config.toml', 'home']);
-      // Nothing of a former server was looked at.
-      expect(await readdir(join(scratch, 'home'))).toEqual(['server.lock']);
 
       await using again = await startServerProcess({ scratch });
       const connection = { apiKey, apiUrl: await again.ready(), sandboxUrl: await again.ready() };
@@ -409,6 +407,8 @@ describe('the life of a server', () => {
       expect(await server.end()).toBe(1);
       expect(server.output()).toMatch(new RegExp(`^aenv: the server did not start: cannot listen on ${address}:`, 'm'));
       expect((await readdir(scratch)).toSorted()).toEqual(['config.toml', 'home']);
+      // Nothing of a former server was looked at.
+      expect(await readdir(join(scratch, 'home'))).toEqual(['server.lock']);
     } finally {
       other.close();
       await rm(scratch, { recursive: true, force: true });

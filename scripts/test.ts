@@ -2,9 +2,10 @@
  * `./aenv test [--project NAME]... [FILTER...]`: every check and test with the time of each stage, a leak check, and
  * `N passed, N failed` as the last line. vitest's report over all projects is left in `reports/tests.json`.
  */
-import { spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { availableParallelism } from 'node:os';
 import { dirname, join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { readTextIfPresent } from './lib/files.ts';
@@ -16,6 +17,10 @@ import { type CommandStage, parseTestArguments, staticStages, testStage } from '
 
 /** How long what a test ended may take to be gone, milliseconds. */
 const SETTLE_MS = 5_000;
+/** Kept of what a check prints, characters. */
+const MAX_OUTPUT = 1024 * 1024;
+
+type RunningStage = ChildProcess & { readonly began: number };
 
 const { root } = repositoryPaths();
 const reports = join(root, 'reports');
@@ -28,16 +33,45 @@ const env = {
 /** Runs a stage with its output on this terminal; true when it exits with 0 in time. */
 async function runStage(stage: CommandStage): Promise<boolean> {
   console.log(`\n== ${stage.name}`);
-  const started = performance.now();
+  return endOfStage(stage, startStage(stage, 'inherit'));
+}
+
+/** Runs stages on all cores, each with its output in one piece at its end; returns the names of those that failed. */
+async function runTogether(stages: readonly CommandStage[]): Promise<readonly string[]> {
+  const waiting = [...stages];
+  const failed: string[] = [];
+  async function work(): Promise<void> {
+    for (let stage = waiting.shift(); stage !== undefined; stage = waiting.shift()) {
+      const child = startStage(stage, 'pipe');
+      let output = '';
+      for (const stream of [child.stdout, child.stderr]) {
+        stream?.setEncoding('utf8').on('data', (text: string) => {
+          output = (output + text).slice(-MAX_OUTPUT);
+        });
+      }
+      const before = (): void => console.log(`\n== ${stage.name}\n${output}`.trimEnd());
+      if (!(await endOfStage(stage, child, before))) failed.push(stage.name);
+    }
+  }
+  await Promise.all(Array.from({ length: availableParallelism() }, work));
+  return failed;
+}
+
+function startStage(stage: CommandStage, output: 'inherit' | 'pipe'): RunningStage {
   const child = spawn(process.execPath, stage.args, {
     cwd: root,
     env,
-    stdio: ['ignore', 'inherit', 'inherit'],
+    stdio: ['ignore', output, output],
     timeout: stage.timeoutMs,
     killSignal: 'SIGKILL',
   });
-  const [code, signal] = await once(child, 'exit');
-  const took = seconds(performance.now() - started);
+  return Object.assign(child, { began: performance.now() });
+}
+
+async function endOfStage(stage: CommandStage, child: RunningStage, beforeVerdict?: () => void): Promise<boolean> {
+  const [code, signal] = await once(child, 'close');
+  const took = seconds(performance.now() - child.began);
+  beforeVerdict?.();
   if (code === 0) console.log(`== ${stage.name}: ok in ${took}`);
   else console.log(`== ${stage.name}: FAILED after ${took} (${signal === null ? `exit code ${code}` : signal})`);
   return code === 0;
@@ -61,9 +95,7 @@ async function main(args: readonly string[]): Promise<number> {
   const failedStages: string[] = [];
 
   if (args.length === 0) {
-    for (const stage of await staticStages(root)) {
-      if (!(await runStage(stage))) failedStages.push(stage.name);
-    }
+    failedStages.push(...(await runTogether(await staticStages(root))));
   }
 
   const before = await snapshotHost();

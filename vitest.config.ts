@@ -1,7 +1,7 @@
 import { defineConfig } from 'vitest/config';
 
 /**
- * Three projects: `unit` (pure, parallel, one module graph per worker, which halves its time), `integration` (namespaces, the
+ * Three projects: `unit` (pure, two workers with a module graph each, which halves its time), `integration` (namespaces, the
  * native guest agent; two workers, so that all of it stays within the time of a run) and
  * `vm` (real microVMs; one worker, so that timings and memory stay predictable on two cores).
  */
@@ -14,6 +14,7 @@ export default defineConfig({
         test: {
           name: 'unit',
           isolate: false,
+          maxWorkers: 2,
           include: ['packages/**/*.test.ts', 'scripts/**/*.test.ts', 'bench/**/*.test.ts', 'e2e/**/*.test.ts'],
           exclude: ['**/node_modules/**', '**/*.integration.test.ts', '**/*.vm.test.ts'],
         },

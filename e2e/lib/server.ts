@@ -1,17 +1,17 @@
-import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { existsSync } from 'node:fs';
-import { mkdir, mkdtemp, readdir, rename, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
-import { promisify } from 'node:util';
+import { keepCaptures, seedCaptures } from '@agentenv/runtime/testing';
 import { waitUntil } from './wait.ts';
 
 const REPOSITORY = resolve(import.meta.dirname, '../..');
-/** Captured templates of former test servers: a capture takes seconds under emulation and depends on no home. */
-const CAPTURES = join(REPOSITORY, '.aenv/e2e-captures');
+
+/** A sandbox of `base` as it is configured unless told otherwise. */
+const BASE = { vcpus: 2, memoryMB: 1_024, diskSizeMB: 10_240 };
 
 /** Configuration without anything made in advance: every engine is somebody's, every create restores. */
 export const NO_POOL = ['pool', 'pool.engines']
@@ -65,22 +65,6 @@ export async function freePort(): Promise<number> {
   return address.port;
 }
 
-/** Copies what is not there yet, each piece complete or not at all; sparse files stay sparse. */
-async function copyCaptures(source: string, destination: string): Promise<void> {
-  for (const kind of ['.', 'templates', 'disks']) {
-    const names = await readdir(join(source, kind)).catch(() => []);
-    await mkdir(join(destination, kind), { recursive: true });
-    // A capture belongs to the measured rate of the time stamp counter, which is a file of the home itself.
-    for (const name of names.filter((entry) => (kind === '.' ? entry === 'tsc.json' : !entry.startsWith('.')))) {
-      const target = join(destination, kind, name);
-      if (existsSync(target)) continue;
-      const partial = join(destination, kind, `.copy-${randomBytes(4).toString('hex')}`);
-      await promisify(execFile)('cp', ['-a', '--sparse=always', join(source, kind, name), partial]);
-      await rename(partial, target);
-    }
-  }
-}
-
 /** Starts a server and waits until it is healthy. */
 export async function startServer(options: ServerOptions = {}): Promise<TestServer> {
   const scratch = await mkdtemp(join(tmpdir(), 'aenv-e2e-'));
@@ -92,7 +76,7 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
   const apiKey = `e2b_${randomBytes(20).toString('hex')}`;
   const configPath = join(scratch, 'config.toml');
   await mkdir(home, { recursive: true });
-  if (options.home === undefined) await copyCaptures(CAPTURES, join(home, 'qemu'));
+  if (options.home === undefined) await seedCaptures(join(home, 'qemu'), BASE);
   const configuration = [
     `api_addr = "127.0.0.1:${port}"`,
     `home_path = "${home}"`,
@@ -136,7 +120,7 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
 
   try {
     await launch();
-    await copyCaptures(join(home, 'qemu'), CAPTURES);
+    await keepCaptures(join(home, 'qemu'), BASE);
   } catch (error) {
     await end('SIGTERM');
     await rm(scratch, { recursive: true, force: true });

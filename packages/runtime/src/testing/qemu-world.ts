@@ -14,6 +14,7 @@ import { createQemuBackend, type QemuBackendOptions } from '../qemu/backend.ts';
 import { engineLayout } from '../qemu/engine-host.ts';
 import { findEngines } from '../qemu/leftovers.ts';
 import { createFakeInternet, INTERNET } from './fake-internet.ts';
+import { keepCaptures, seedCaptures } from './kept-captures.ts';
 
 const ARTIFACTS = join(import.meta.dirname, '..', '..', '..', '..', '.aenv', 'artifacts');
 const PREFIX = 'qemu';
@@ -26,7 +27,7 @@ export interface QemuWorld extends AsyncDisposable {
   /** Of the server of now. */
   readonly slots: NetworkSlots;
   readonly exec: Exec;
-  /** A backend on this host, as a server would make it; ended with the world. */
+  /** A backend on this host, as a server would make it; ended with the world. Templates other test hosts captured are there. */
   open(options?: Partial<QemuBackendOptions>): Backend;
   /** Lets go of every backend and of the network as if their server had been killed; the next server opens both anew. */
   crash(): Promise<void>;
@@ -70,6 +71,7 @@ export async function createQemuWorld(options: QemuWorldOptions = {}): Promise<Q
         await exec({ argv: ['umount', home], deadlineMs: 30_000 });
       });
     }
+    await seedCaptures(home);
     const openSlots = () =>
       createNetworkSlots({
         ...{ runtimeDir, prefix: PREFIX, exec, clock, log, uplink: 'none' },
@@ -111,7 +113,15 @@ export async function createQemuWorld(options: QemuWorldOptions = {}): Promise<Q
           ...overrides,
         });
         backends.push(backend);
-        return backend;
+        return {
+          ...backend,
+          async prepareTemplate(rootfs, resources, signal) {
+            await seedCaptures(home, resources);
+            const template = await backend.prepareTemplate(rootfs, resources, signal);
+            await keepCaptures(home, resources);
+            return template;
+          },
+        };
       },
       async crash() {
         await Promise.all(backends.splice(0).map((backend) => backend.abandon()));

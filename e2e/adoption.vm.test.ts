@@ -8,8 +8,8 @@ import { remainsOfStopped } from './lib/remains.ts';
 import { freePort, NO_POOL, startServer, type TestServer } from './lib/server.ts';
 import { waitUntil } from './lib/wait.ts';
 
-/** Of the whole stage; the full run is `node e2e/crash-loop.ts` (docs/lifecycle.md). */
-const KILLS = 10;
+/** The full run is `node e2e/crash-loop.ts` (docs/lifecycle.md). */
+const KILLS = 20;
 /** After a restart, milliseconds (issue "lifecycle", must hold 2). */
 const ANSWER_MS = 2_000;
 const LINE_DIGITS = 9;

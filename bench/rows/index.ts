@@ -2,6 +2,7 @@ import type { Bench } from '../lib/row.ts';
 import { channel } from './channel.ts';
 import { controlPlane } from './control-plane.ts';
 import { create, warmTrue } from './create.ts';
+import { eventLoop } from './event-loop.ts';
 import { extension } from './extension.ts';
 import { list, terminal } from './guest-api.ts';
 import { lifecycle } from './lifecycle.ts';
@@ -22,6 +23,7 @@ export const BENCHES: readonly Bench[] = [
   network,
   extension,
   lifecycle,
+  eventLoop,
   memoryPerClone,
   idle,
   controlPlane,

@@ -1,6 +1,8 @@
+import { once } from 'node:events';
+import { Worker } from 'node:worker_threads';
 import { Sandbox } from 'e2b';
 import type { TestServer } from '../../e2e/lib/server.ts';
-import type { Bench } from '../lib/row.ts';
+import type { Bench, Measured } from '../lib/row.ts';
 import { benchServer, NO_POOL } from '../lib/session.ts';
 
 const COUNT = 8;
@@ -9,8 +11,30 @@ const P99_MS = 20;
 const MAX_MS = 100;
 const FILL = `mount -o remount,size=90% /dev/shm && head -c ${DIRTY_MIB}M /dev/zero | tr '\\0' x > /dev/shm/dirty`;
 
-/** Milliseconds the event loop of the server was late since this was last asked. */
-async function eventLoopDelay(server: TestServer): Promise<{ readonly p99: number; readonly max: number }> {
+/** A thread with nothing to do: how late it is, the host is. */
+const IDLE_THREAD = `
+  const { parentPort } = require('node:worker_threads');
+  const delay = require('node:perf_hooks').monitorEventLoopDelay({ resolution: 10 });
+  delay.enable();
+  parentPort.on('message', () => {
+    parentPort.postMessage({ p99: delay.percentile(99) / 1e6, max: delay.max / 1e6 });
+    delay.reset();
+  });
+`;
+
+/** Milliseconds an event loop was late since this was last asked; the 10 between two looks are part of it. */
+interface Delay {
+  readonly p99: number;
+  readonly max: number;
+}
+
+async function idleDelay(idle: Worker): Promise<Delay> {
+  idle.postMessage('tell');
+  const [delay] = (await once(idle, 'message')) as [Delay];
+  return delay;
+}
+
+async function eventLoopDelay(server: TestServer): Promise<Delay> {
   const text = await (await fetch(`${server.url}/metrics`)).text();
   const quantile = (name: string): number => {
     const found = new RegExp(`^agentenv_event_loop_delay_seconds\\{quantile="${name}"\\} (\\S+)$`, 'm').exec(text);
@@ -32,8 +56,12 @@ export const eventLoop: Bench = {
       await sandbox.commands.run(FILL, { user: 'root', timeoutMs: 0 });
       sandboxes.push(sandbox);
     }
-    const p99: number[] = [];
-    const max: number[] = [];
+    await using stack = new AsyncDisposableStack();
+    const idle = stack.adopt(new Worker(IDLE_THREAD, { eval: true }), async (thread) => {
+      await thread.terminate();
+    });
+    const served: Delay[] = [];
+    const idled: Delay[] = [];
     for (let round = 0; round < Math.max(2, Math.round(5 * effort)); round++) {
       progress(`round ${round + 1}`);
       const snapshots: string[] = [];
@@ -43,31 +71,25 @@ export const eventLoop: Bench = {
         async (sandbox: Sandbox) => snapshots.push((await sandbox.createSnapshot()).snapshotId),
       ];
       for (const step of steps) {
-        await eventLoopDelay(server);
+        await Promise.all([eventLoopDelay(server), idleDelay(idle)]);
         await Promise.all(sandboxes.map(step));
-        const delay = await eventLoopDelay(server);
-        p99.push(delay.p99);
-        max.push(delay.max);
+        served.push(await eventLoopDelay(server));
+        idled.push(await idleDelay(idle));
       }
       for (const id of snapshots) await Sandbox.deleteSnapshot(id, server.sdk);
     }
     await Promise.all(sandboxes.map((sandbox) => sandbox.kill()));
-    const row = { unit: 'ms', floor: undefined } as const;
-    return [
-      {
-        ...row,
-        name: `event loop delay p99, ${COUNT} × ${DIRTY_MIB} MiB paused, resumed, captured`,
-        samples: p99,
-        budget: `≤ ${P99_MS} ms`,
-        ok: () => Math.max(...p99) <= P99_MS,
-      },
-      {
-        ...row,
-        name: `event loop delay max, ${COUNT} × ${DIRTY_MIB} MiB paused, resumed, captured`,
-        samples: max,
-        budget: `≤ ${MAX_MS} ms`,
-        ok: () => Math.max(...max) <= MAX_MS,
-      },
-    ];
+    const row = (what: keyof Delay, limit: number): Measured => {
+      const samples = served.map((delay) => delay[what]);
+      return {
+        name: `event loop delay ${what}, ${COUNT} × ${DIRTY_MIB} MiB paused, resumed, captured`,
+        unit: 'ms',
+        samples,
+        floor: idled.map((delay) => delay[what]),
+        budget: `≤ ${limit} ms`,
+        ok: () => Math.max(...samples) <= limit,
+      };
+    };
+    return [row('p99', P99_MS), row('max', MAX_MS)];
   },
 };

@@ -139,7 +139,9 @@ function recordMetrics(counted: string[]): LifecycleMetrics {
     overdue: (state) => counted.push(`overdue:${state}`),
     releaseFailed: (step) => counted.push(`releaseFailed:${step}`),
     reconciled: (count) => counted.push(`reconciled:${count}`),
-    adopted: (count) => counted.push(`adopted:${count}`),
+    adopted(count) {
+      if (count > 0) counted.push(`adopted:${count}`);
+    },
   };
 }
 

@@ -77,5 +77,5 @@ export async function adoptEngine(
     ...{ owner: uid, bytes: resources.diskSizeMB * MIB },
   });
   const process = { pid, startTime, name, uuid, mapped };
-  return engineOf({ process, qmp, uid, directories, disk, memory, ended, release: undo.move() });
+  return engineOf(host, { process, resources, qmp, uid, directories, disk, memory, ended, release: undo.move() });
 }

@@ -29,7 +29,7 @@ import {
 } from './machine.ts';
 import { createMachinePools, type PoolSize } from './machine-pools.ts';
 import { watchMemory } from './memory-pressure.ts';
-import { createMemoryThread } from './memory-thread.ts';
+import { createBackgroundJobs, createMemoryThread } from './memory-thread.ts';
 import { prepareEngine, restorePrepared } from './prepared-engine.ts';
 import { type AcceleratorChoice, probeHost, probeKvm, readEngineVersion } from './probe.ts';
 import { type Accelerator, engineFingerprint } from './qemu-args.ts';
@@ -122,7 +122,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     const cgroups = await createEngineCgroups({ root: CGROUP_ROOT, clock, log });
     const host: EngineHost = {
       ...{ layout, artifacts, enginePath, engineVersion, accelerator, fingerprint, cgroups },
-      ...{ memory, clock, rng, log },
+      ...{ memory, background: createBackgroundJobs(), clock, rng, log },
     };
     const deps = { host, slots, exec };
     return { ...deps, templates: createTemplates({ ...deps, integrity, stopping: stopping.signal }) };
@@ -156,8 +156,11 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     signal: AbortSignal | undefined,
   ): Promise<RunningSandbox> {
     await machine.agent.activate(activationFor(plan, machine.slot.guest), signal);
-    // Of many children of one capture each would merge the same.
-    if (plan.identity === 'kept') void machine.engine.memory.compact();
+    if (plan.identity === 'kept') {
+      // Of many children of one capture each would merge the same.
+      void machine.engine.memory.compact();
+      machine.engine.compactDisk();
+    }
     return hold(host, machine, plan);
   }
 

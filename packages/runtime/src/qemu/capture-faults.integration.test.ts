@@ -6,6 +6,7 @@ import { createRealClock } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import type { StoredSnapshot } from '../backend.ts';
 import type { Exec } from '../exec.ts';
+import type { Fault } from '../testing/faults.ts';
 import { Mapper } from '../testing/memory-mapper.ts';
 import { captureEngine } from './capture.ts';
 import { createDiskChain } from './disk-chain.ts';
@@ -24,74 +25,11 @@ const RESOURCES = { vcpus: 1, memoryMB: 4, diskSizeMB: 16 };
 /** A capture per call and per repair, on a busy host. */
 const EVERY_CALL_MS = 180_000;
 
-/** Whether a fault comes instead of the effect of a call, or after it. */
-type When = 'before' | 'after';
-
-/** Counts every call that leaves the process, and lets one of them fail; of an engine all from one on. */
-const faults = vi.hoisted(() => {
-  let calls = 0;
-  let fault:
-    | { readonly call: number; readonly when: When; readonly error: () => Error; readonly engine: boolean }
-    | undefined;
-  return {
-    arm(call: number, when: When, error: () => Error, engine = false) {
-      calls = 0;
-      fault = { call, when, error, engine };
-    },
-    /** How many calls there were since. */
-    disarm(): number {
-      fault = undefined;
-      return calls;
-    },
-    async around<T>(
-      work: () => Promise<T>,
-      of: 'host' | 'engine' = 'host',
-      undo?: (result: T) => Promise<void>,
-    ): Promise<T> {
-      const current = fault;
-      if (current === undefined || (current.engine && of === 'host')) return work();
-      const mine = ++calls;
-      const fails = current.engine ? mine >= current.call : mine === current.call;
-      if (fails && current.when === 'before') throw current.error();
-      const result = await work();
-      if (!fails) return result;
-      await undo?.(result);
-      throw current.error();
-    },
-  };
-});
-
-vi.mock('node:fs/promises', async (original) => {
-  const real = await original<typeof import('node:fs/promises')>();
-  type Call = (...args: readonly unknown[]) => Promise<unknown>;
-  const guarded =
-    (call: Call): Call =>
-    (...args) =>
-      faults.around(() => call(...args));
-  const handleCalls = ['sync', 'stat', 'readFile', 'truncate', 'chown', 'chmod'];
-  const open = async (...args: Parameters<typeof real.open>) => {
-    const handle = await faults.around(
-      () => real.open(...args),
-      'host',
-      (opened) => opened.close(),
-    );
-    return new Proxy(handle, {
-      get(target, key) {
-        const value: unknown = Reflect.get(target, key, target);
-        if (typeof value !== 'function') return value;
-        const call = value.bind(target);
-        return handleCalls.includes(String(key)) ? guarded(call) : call;
-      },
-    });
-  };
-  // Removing what was written is how a failure is dealt with; two faults at once are not looked at.
-  const kept = new Set(['rm', 'open', 'constants']);
-  const entries = Object.entries(real).map(([name, value]) => [
-    name,
-    typeof value === 'function' && !kept.has(name) ? guarded(value as Call) : value,
-  ]);
-  return { ...Object.fromEntries(entries), open };
-});
+const faults = await vi.hoisted(async () => (await import('../testing/faults.ts')).createFaults());
+// Removing what was written is how a failure is dealt with; two faults at once are not looked at.
+vi.mock('node:fs/promises', async (original) =>
+  faults.fileSystem(await original<typeof import('node:fs/promises')>(), ['rm']),
+);
 
 describe('a capture of which a call fails', () => {
   let root: string;
@@ -138,7 +76,7 @@ describe('a capture of which a call fails', () => {
       'blockdev-snapshot': ({ overlay }) => {
         top = String(overlay);
       },
-      'query-block': () => [{ inserted: { 'node-name': top } }],
+      'query-block': () => [{ inserted: { image: { filename: `${top}.qcow2` } } }],
     };
     return {
       version: '',
@@ -167,6 +105,7 @@ describe('a capture of which a call fails', () => {
         ...{ directory: layers, layers: [], size: RESOURCES.memoryMB * MIB, memory: guarded, log: SILENT_LOG },
       }),
       ended: new Promise(() => undefined),
+      compactDisk() {},
       async abandon() {},
       async [Symbol.asyncDispose]() {},
     };
@@ -225,7 +164,7 @@ describe('a capture of which a call fails', () => {
     return { directory, manifest };
   }
 
-  test.each<[When, string]>([
+  test.each<[Fault['when'], string]>([
     ['before', 'EIO'],
     ['after', 'EIO'],
     ['before', 'ENOSPC'],
@@ -243,7 +182,7 @@ describe('a capture of which a call fails', () => {
         await rm(former, { recursive: true });
         await guest.fill(call % 50, [2, 900]);
         const directory = await emptyDirectory();
-        faults.arm(call, when, failure);
+        faults.arm({ call, when, error: failure, mode: 'one' });
         const outcome = await capture(engine, directory).then(
           () => undefined,
           (caught: unknown) => caught,
@@ -267,7 +206,7 @@ describe('a capture of which a call fails', () => {
     EVERY_CALL_MS,
   );
 
-  test.each<When>(['before', 'after'])(
+  test.each<Fault['when']>(['before', 'after'])(
     'is whole upon layers of which a merge failed at any call, %s its effect',
     async (when) => {
       const engine = await startEngine();
@@ -277,7 +216,12 @@ describe('a capture of which a call fails', () => {
       }
       let merges = 0;
       for (let call = 1; engine.memory.layers.length > 1; call++) {
-        faults.arm(call, when, () => Object.assign(new Error('EIO: injected'), { code: 'EIO' }));
+        faults.arm({
+          call,
+          when,
+          error: () => Object.assign(new Error('EIO: injected'), { code: 'EIO' }),
+          mode: 'one',
+        });
         await engine.memory.compact();
         merges = call;
         faults.disarm();
@@ -292,7 +236,7 @@ describe('a capture of which a call fails', () => {
       const engine = await startEngine();
       const directory = await emptyDirectory();
       const gone = () => new PlatformError('sandbox_unavailable', 'the engine is gone');
-      faults.arm(call, 'before', gone, true);
+      faults.arm({ call, when: 'before', error: gone, mode: 'engine' });
       const outcome = await capture(engine, directory).then(
         () => undefined,
         (caught: unknown) => caught,

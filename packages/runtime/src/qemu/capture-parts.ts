@@ -31,6 +31,8 @@ export interface CapturedFile {
   readonly name: string;
   /** Size of what a sparse file stands for; undefined for files that are whole. */
   readonly virtualSize?: number;
+  /** The engine's name of it, of a layer that is the engine's too. */
+  readonly own?: string;
   /** Of a file that is known already: it was captured, hashed and synced before. */
   readonly known?: SnapshotArtifact;
   /** Writes it, while the guest may go on already. */
@@ -104,11 +106,11 @@ async function keepLayers(
   target: (name: string) => string,
 ): Promise<readonly CapturedFile[]> {
   const kept: CapturedFile[] = [];
-  for (const [index, { path: frozen, known }] of layers.entries()) {
+  for (const [index, { path: own, known }] of layers.entries()) {
     const name = nameOf(index);
     const path = target(name);
-    const how = await linkOrCopy(frozen, path);
-    kept.push({ path, name, ...(known === undefined || how === 'copied' ? {} : { known }) });
+    const how = await linkOrCopy(own, path);
+    kept.push({ path, name, own, ...(known === undefined || how === 'copied' ? {} : { known }) });
   }
   return kept;
 }
@@ -145,12 +147,15 @@ export async function saveMemory(context: CaptureContext, signal: AbortSignal | 
   return { base: { path, name: MEMORY_BASE, virtualSize: memory.size }, layers: [] };
 }
 
-/** Freezes the overlay in use and keeps all layers, or writes the whole disk anew when there are too many or nothing is below. */
+/**
+ * Freezes the overlay in use and keeps all layers. The whole disk is written when nothing is below it, or when layers could
+ * not be merged so often that there are too many of them.
+ */
 export async function saveDisk(context: CaptureContext, signal: AbortSignal | undefined): Promise<CapturedLayers> {
   const { host, source, exec, target } = context;
   const { engine, origin, resources } = source;
   const { disk } = engine;
-  await disk.settle();
+  using _held = await disk.hold(signal);
   if (origin === undefined || disk.layers.length >= MAX_DISK_LAYERS) {
     const path = target(DISK_BASE);
     const bytes = resources.diskSizeMB * MIB;

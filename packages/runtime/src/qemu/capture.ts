@@ -105,7 +105,10 @@ export async function captureEngine(
       createdAt: new Date(host.clock.now()).toISOString(),
     };
     await writeManifest(directory, manifest);
-    source.engine.disk.learn(diskLayers);
+    for (const [index, { own }] of disk.layers.entries()) {
+      const artifact = diskLayers[index];
+      if (own !== undefined && artifact !== undefined) source.engine.disk.learn(own, artifact);
+    }
     await below.follow(memoryLayers.map((layer) => ({ ...layer, path: resolve(directory, layer.path) })));
     return { directory, manifest };
   } catch (caught) {

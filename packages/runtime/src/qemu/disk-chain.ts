@@ -1,15 +1,13 @@
-import { constants } from 'node:fs';
-import { chmod, chown, lstat, rename, rm } from 'node:fs/promises';
-import { join } from 'node:path';
+import { rm } from 'node:fs/promises';
+import { basename, join } from 'node:path';
 import { PlatformError, type SnapshotArtifact } from '@agentenv/core';
+import { confiscate, dropImages, imageNode, imagesInUse, overlayImage } from './disk-images.ts';
+import { createGate } from './gate.ts';
 import { createOverlay } from './qcow2.ts';
-import { DISK_NODE, diskLayerNode, ENGINE_FD, fdPath, UPPER_FILE_NODE, UPPER_IMAGE, UPPER_NODE } from './qemu-args.ts';
+import { DISK_NODE, ENGINE_FD, fdPath, fileNodeOf, nodeOf } from './qemu-args.ts';
 import type { Qmp } from './qmp.ts';
-import { isFields } from './qmp-events.ts';
 import { diskLayerName, linkOrCopy, linkOrKeep } from './snapshot-files.ts';
 
-/** What an engine may read: it opens its layers anew by their descriptors. */
-const LAYER_MODE = 0o644;
 /** A base another than the one the engine was started on. */
 const OWN_BASE = 'own-disk.raw';
 const OWN_BASE_NODE = 'own-disk';
@@ -17,7 +15,7 @@ const OWN_BASE_NODE = 'own-disk';
 /** A layer nobody writes to any more. */
 export interface FrozenLayer {
   readonly path: string;
-  /** Once a capture put it on the platter and hashed it. */
+  /** Once it was put on the platter and hashed. */
   readonly known: SnapshotArtifact | undefined;
 }
 
@@ -29,9 +27,15 @@ export interface DiskChain {
   readonly layers: readonly FrozenLayer[];
   /** The overlay in use, in the engine's own directory. */
   readonly top: string;
-  /** Brings a freeze that failed to its end, as far as it came; first of all in every capture. */
-  settle(): Promise<void>;
-  /** Makes the overlay in use a frozen layer and gives the guest a new one. The guest is stopped and its disks are flushed. */
+  /**
+   * Until it is disposed only the caller changes the chain, and the files of its layers stay. First brings to its end
+   * what failed before, as far as it came.
+   */
+  hold(signal?: AbortSignal): Promise<Disposable>;
+  /**
+   * Makes the overlay in use a frozen layer and gives the guest a new one. The chain is held, the guest is stopped and its
+   * disks are flushed.
+   */
   freeze(): Promise<void>;
   /**
    * Puts frozen layers, and their base where it is another one, below the overlay of an engine that was started without
@@ -39,8 +43,17 @@ export interface DiskChain {
    * then.
    */
   attach(lower: DiskLower, signal?: AbortSignal): Promise<void>;
-  /** Remembers what a capture found out about the layers, in order, so that the next one need not. */
-  learn(layers: readonly SnapshotArtifact[]): void;
+  /** Remembers what a capture found out about a layer, so that the next one need not. */
+  learn(path: string, known: SnapshotArtifact): void;
+  /** The path of an image that is to take the place of layers; in their directory, never one that was used before. */
+  newImage(name: (number: number) => string): string;
+  /**
+   * Has the engine read `whole`, which shows the same, where it read `parts`, which lie upon each other. The guest may run.
+   * Whatever fails, the chain is valid; one of both is to be removed by `tidy`.
+   */
+  replace(parts: readonly FrozenLayer[], whole: SnapshotArtifact, signal?: AbortSignal): Promise<void>;
+  /** Removes images the engine no longer reads; what cannot be removed is tried again by the next call. */
+  tidy(): Promise<void>;
 }
 
 /** What lies below a writable disk. */
@@ -52,7 +65,7 @@ export interface DiskLower {
 }
 
 export interface DiskChainOptions {
-  readonly qmp: Qmp;
+  readonly qmp: Pick<Qmp, 'execute'>;
   /** Directory of the engine's uid with its overlay. */
   readonly instance: string;
   /** Directory of root's, with the layers the engine was started on. */
@@ -68,38 +81,10 @@ export interface DiskChainOptions {
 
 /** The writable end of a chain. */
 export interface Overlay {
-  readonly node: string;
   /** File in the engine's own directory. */
   readonly image: string;
-  /** Overlays made so far beside the first; the next gets a higher number. */
+  /** The highest number of an image so far; the next gets a higher one. */
   readonly made: number;
-}
-
-export const overlayNode = (number: number): string => (number === 0 ? UPPER_NODE : `${UPPER_NODE}-${number}`);
-export const overlayImage = (number: number): string => (number === 0 ? UPPER_IMAGE : `${UPPER_NODE}-${number}.qcow2`);
-
-/** Makes a file that was taken from its engine root's; twice is as good as once. One that was swapped is refused. */
-export async function secureLayer(path: string, owner: number): Promise<void> {
-  const { mode, uid, nlink } = await lstat(path);
-  if (uid === 0 && (mode & 0o777) === LAYER_MODE) return;
-  if ((mode & constants.S_IFMT) !== constants.S_IFREG || ![0, owner].includes(uid) || nlink !== 1) {
-    throw new PlatformError('create_failed', 'the disk of the sandbox is not what it was');
-  }
-  await chown(path, 0, 0);
-  await chmod(path, LAYER_MODE);
-}
-
-async function exists(path: string): Promise<boolean> {
-  return lstat(path).then(
-    () => true,
-    () => false,
-  );
-}
-
-/** Takes a file out of the reach of its engine; twice is as good as once, as nobody else writes where it goes. */
-export async function confiscate(path: string, target: string, owner: number): Promise<void> {
-  if (!(await exists(target))) await rename(path, target);
-  await secureLayer(target, owner);
 }
 
 /** Gives frozen layers names of an engine's own, under which they outlive the snapshot they belong to. */
@@ -116,73 +101,94 @@ export async function linkDiskLayers(
   return linked;
 }
 
-type BlockNode = Readonly<Record<string, unknown>>;
+const READ_ONLY = { 'read-only': true };
+/** A guest's flush need not reach the platter: what must survive the host is written and synced by a capture. */
+const WRITABLE = { discard: 'unmap', cache: { 'no-flush': true } };
 
-/** A read-only node on a file of the directory of layers. */
-function fileNode(driver: string, node: string, name: string): BlockNode {
-  const file = { driver: 'file', filename: fdPath(ENGINE_FD.layers, name), 'read-only': true };
-  return { driver, 'node-name': node, 'read-only': true, file };
-}
-
-/** Everything that has to come below the overlay, each node within the one above it. */
-function lowerNodes({ sameBase, layers }: DiskLower): BlockNode {
-  const below = sameBase ? DISK_NODE : fileNode('raw', OWN_BASE_NODE, OWN_BASE);
-  const stacked = layers.reduce<BlockNode | string>(
-    (backing, _, index) => ({ ...fileNode('qcow2', diskLayerNode(index), diskLayerName(index)), backing }),
-    below,
-  );
-  if (typeof stacked === 'string') throw new Error('unreachable: there is nothing to be put below');
-  return stacked;
-}
-
-/** Nodes the guest's devices use, of the answer to `query-block`. */
-function nodesInUse(answer: unknown): readonly unknown[] {
-  return (Array.isArray(answer) ? answer : []).flatMap((device: unknown) =>
-    isFields(device) && isFields(device.inserted) ? [device.inserted['node-name']] : [],
-  );
+/** A node on a file of the directory of layers. */
+function layerNode(path: string, backing: string): Readonly<Record<string, unknown>> {
+  return imageNode(path, fdPath(ENGINE_FD.layers, basename(path)), backing, READ_ONLY);
 }
 
 export function createDiskChain(options: DiskChainOptions): DiskChain {
   const { qmp, instance, layerDirectory, owner, bytes } = options;
+  const turns = createGate(1);
   const layers: FrozenLayer[] = [...options.layers];
-  let { node, image, made } = options.overlay ?? { node: overlayNode(0), image: overlayImage(0), made: 0 };
+  let { image, made } = options.overlay ?? { image: overlayImage(0), made: 0 };
   let { base } = options;
   /** An overlay that was to be put on top; whether the engine did is not known. */
-  let proposed: { readonly node: string; readonly image: string } | undefined;
+  let proposed: string | undefined;
   /** The overlay the engine no longer writes to, which has not come into our hands yet. */
-  let surrendered: { readonly image: string; readonly path: string } | undefined;
+  let surrendered: string | undefined;
+  /** What was to be replaced by what; whether the engine did is not known. */
+  let replacing: { readonly parts: readonly FrozenLayer[]; readonly whole: SnapshotArtifact } | undefined;
+  /** Images the engine no longer reads, newest first. */
+  let dropped: readonly string[] = [];
 
-  async function addOverlay(added: { readonly node: string; readonly image: string }): Promise<void> {
-    const cache = { 'no-flush': true };
+  const nodeBelow = (index: number): string => {
+    const layer = layers[index - 1];
+    if (layer !== undefined) return nodeOf(layer.path);
+    return basename(base) === OWN_BASE ? OWN_BASE_NODE : DISK_NODE;
+  };
+
+  /** Puts another node below one that is in use. */
+  async function reopen(above: string, backing: string, how: object, signal: AbortSignal | undefined): Promise<void> {
+    const node = nodeOf(above);
+    const changed = { driver: 'qcow2', 'node-name': node, file: fileNodeOf(node), backing, ...how };
+    await qmp.execute('blockdev-reopen', { options: [changed] }, {}, signal);
+  }
+
+  async function addOverlay(added: string): Promise<void> {
     try {
-      await createOverlay(join(instance, added.image), bytes, owner);
-      await qmp.execute('blockdev-add', {
-        ...{ driver: 'qcow2', 'node-name': added.node, backing: null, discard: 'unmap', cache },
-        file: { driver: 'file', filename: fdPath(ENGINE_FD.instance, added.image), discard: 'unmap', cache },
-      });
+      await createOverlay(join(instance, added), bytes, owner);
+      await qmp.execute('blockdev-add', imageNode(added, fdPath(ENGINE_FD.instance, added), null, WRITABLE));
     } catch (caught) {
-      await rm(join(instance, added.image), { force: true });
+      await rm(join(instance, added), { force: true });
       throw caught;
     }
   }
 
   /** The guest writes to `added` from now on. */
-  function putOnTop(added: { readonly node: string; readonly image: string }): void {
-    surrendered = { image, path: join(layerDirectory, diskLayerName(layers.length)) };
-    ({ node, image } = added);
+  function putOnTop(added: string): void {
+    surrendered = image;
+    image = added;
     proposed = undefined;
   }
 
-  async function settle(): Promise<void> {
+  async function settleFreeze(): Promise<void> {
     if (proposed !== undefined) {
-      if (nodesInUse(await qmp.execute('query-block')).includes(proposed.node)) putOnTop(proposed);
-      else await rm(join(instance, proposed.image), { force: true });
+      const [top] = await imagesInUse(qmp);
+      if (top === proposed) putOnTop(proposed);
+      else await rm(join(instance, proposed), { force: true });
       proposed = undefined;
     }
     if (surrendered === undefined) return;
-    await confiscate(join(instance, surrendered.image), surrendered.path, owner);
-    layers.push({ path: surrendered.path, known: undefined });
+    const path = join(layerDirectory, surrendered);
+    await confiscate(join(instance, surrendered), path, owner);
+    layers.push({ path, known: undefined });
     surrendered = undefined;
+  }
+
+  async function settleReplacement(): Promise<void> {
+    if (replacing === undefined) return;
+    const { parts, whole } = replacing;
+    const first = layers.findIndex(({ path }) => path === parts[0]?.path);
+    const done = (await imagesInUse(qmp)).includes(basename(whole.path));
+    if (done) layers.splice(first, parts.length, { path: whole.path, known: whole });
+    dropped = [...(done ? parts.map(({ path }) => path).reverse() : [whole.path]), ...dropped];
+    replacing = undefined;
+  }
+
+  async function hold(signal?: AbortSignal): Promise<Disposable> {
+    const turn = await turns.enter(signal);
+    try {
+      await settleReplacement();
+      await settleFreeze();
+      return turn;
+    } catch (caught) {
+      turn[Symbol.dispose]();
+      throw caught;
+    }
   }
 
   /** The engine opens it by its name in the directory, so it has to get one there. */
@@ -190,6 +196,13 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
     const linked = join(layerDirectory, OWN_BASE);
     if ((await linkOrKeep(path, linked)) === linked) return linked;
     throw new PlatformError('create_failed', 'the disk of the capture lies on another file system');
+  }
+
+  /** Nodes for everything below the overlay, the lowest first. */
+  function lowerNodes(sameBase: boolean): readonly Readonly<Record<string, unknown>>[] {
+    const file = { driver: 'file', filename: fdPath(ENGINE_FD.layers, OWN_BASE), ...READ_ONLY };
+    const own = { driver: 'raw', 'node-name': OWN_BASE_NODE, file, ...READ_ONLY };
+    return [...(sameBase ? [] : [own]), ...layers.map(({ path }, index) => layerNode(path, nodeBelow(index)))];
   }
 
   return {
@@ -202,16 +215,14 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
     get top() {
       return join(instance, image);
     },
-    settle,
+    hold,
     async freeze() {
-      await settle();
-      made++;
-      const added = { node: overlayNode(made), image: overlayImage(made) };
+      const added = overlayImage(++made);
       await addOverlay(added);
       proposed = added;
-      await qmp.execute('blockdev-snapshot', { node, overlay: added.node });
+      await qmp.execute('blockdev-snapshot', { node: nodeOf(image), overlay: nodeOf(added) });
       putOnTop(added);
-      await settle();
+      await settleFreeze();
     },
     async attach(lower, signal) {
       if (lower.sameBase && lower.layers.length === 0) return;
@@ -219,24 +230,34 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
       for (const layer of await linkDiskLayers(lower.layers, layerDirectory)) {
         layers.push({ path: layer.path, known: layer });
       }
-      await qmp.execute('blockdev-add', lowerNodes(lower), {}, signal);
-      const backing = lower.layers.length === 0 ? OWN_BASE_NODE : diskLayerNode(lower.layers.length - 1);
-      const cache = { 'no-flush': true };
-      const upper = {
-        driver: 'qcow2',
-        'node-name': UPPER_NODE,
-        file: UPPER_FILE_NODE,
-        backing,
-        discard: 'unmap',
-        cache,
-      };
-      await qmp.execute('blockdev-reopen', { options: [upper] }, {}, signal);
+      // The engine takes them one after the other; nobody need wait for its answers in between.
+      await Promise.all(lowerNodes(lower.sameBase).map((node) => qmp.execute('blockdev-add', node, {}, signal)));
+      await reopen(image, nodeBelow(layers.length), WRITABLE, signal);
     },
-    learn(known) {
-      for (const [index, artifact] of known.entries()) {
-        const layer = layers[index];
-        if (layer !== undefined) layers[index] = { ...layer, known: artifact };
+    learn(path, known) {
+      const index = layers.findIndex((layer) => layer.path === path);
+      if (index >= 0) layers[index] = { path, known: { ...known, path } };
+    },
+    newImage: (name) => join(layerDirectory, name(++made)),
+    async replace(parts, whole, signal) {
+      using _held = await hold(signal).catch(async (caught: unknown) => {
+        await rm(whole.path, { force: true });
+        throw caught;
+      });
+      const first = layers.findIndex(({ path }) => path === parts[0]?.path);
+      const above = layers[first + parts.length];
+      replacing = { parts, whole };
+      try {
+        await qmp.execute('blockdev-add', layerNode(whole.path, nodeBelow(first)), {}, signal);
+        await reopen(above?.path ?? image, nodeOf(whole.path), above === undefined ? WRITABLE : READ_ONLY, signal);
+      } finally {
+        await settleReplacement();
       }
+    },
+    async tidy() {
+      using _held = await hold();
+      await dropImages(qmp, dropped);
+      dropped = [];
     },
   };
 }

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { type Clock, type Log, PlatformError, type Rng } from '@agentenv/core';
 import type { HostArtifacts } from '../artifacts.ts';
 import type { EngineCgroups } from './cgroups.ts';
-import type { MemoryThread } from './memory-thread.ts';
+import type { BackgroundJobs, MemoryThread } from './memory-thread.ts';
 import { type Accelerator, AGENT_SOCKET } from './qemu-args.ts';
 
 /** `sun_path` without its terminating zero. */
@@ -39,6 +39,7 @@ export interface EngineHost {
   readonly fingerprint: Readonly<Record<string, string>>;
   readonly cgroups: EngineCgroups;
   readonly memory: MemoryThread;
+  readonly background: BackgroundJobs;
   readonly clock: Clock;
   readonly rng: Rng;
   readonly log: Log;

@@ -6,6 +6,7 @@ import type { RuntimeEnd } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
 import { processStartTime } from '../processes.ts';
 import { createDiskChain, type DiskChain, linkDiskLayers } from './disk-chain.ts';
+import { createDiskCompactor } from './disk-compactor.ts';
 import { watchEnd } from './engine-end.ts';
 import { type EngineHost, type EngineLayout, SHORT_NAME_LENGTH } from './engine-host.ts';
 import type { EngineIdentity } from './engine-identity.ts';
@@ -71,6 +72,8 @@ export interface Engine extends AsyncDisposable {
   readonly mapped: string;
   readonly disk: DiskChain;
   readonly memory: MemoryChain;
+  /** Shortens the chain of the disk in the background. */
+  compactDisk(): void;
   /** Resolves once, when the engine or its guest can no longer run. */
   readonly ended: Promise<RuntimeEnd>;
 }
@@ -276,22 +279,36 @@ export async function startEngine(
     ...{ owner: slot.uid, bytes: resources.diskSizeMB * MIB },
   });
   const process = { pid, startTime, name, uuid, mapped };
-  const engine = engineOf({ process, qmp, uid: slot.uid, directories, disk, memory, ended, release: undo.move() });
+  const engine = engineOf(host, {
+    ...{ process, resources, qmp, uid: slot.uid, directories, disk, memory, ended, release: undo.move() },
+  });
   return Object.assign(engine, { deviceState: directories.deviceState });
 }
 
 /** What a server holds of a running engine, whoever started it. */
-export function engineOf(parts: {
-  readonly process: Omit<EngineIdentity, 'diskBase'>;
-  readonly qmp: Qmp;
-  readonly uid: number;
-  readonly directories: OwnDirectories;
-  readonly disk: DiskChain;
-  readonly memory: MemoryChain;
-  readonly ended: Promise<RuntimeEnd>;
-  readonly release: AsyncDisposableStack;
-}): Engine {
-  const { process, qmp, uid, directories, disk, memory, ended, release } = parts;
+export function engineOf(
+  host: EngineHost,
+  parts: {
+    readonly process: Omit<EngineIdentity, 'diskBase'>;
+    readonly resources: Resources;
+    readonly qmp: Qmp;
+    readonly uid: number;
+    readonly directories: OwnDirectories;
+    readonly disk: DiskChain;
+    readonly memory: MemoryChain;
+    readonly ended: Promise<RuntimeEnd>;
+    readonly release: AsyncDisposableStack;
+  },
+): Engine {
+  const { process, resources, qmp, uid, directories, disk, memory, ended, release } = parts;
+  const compactor = createDiskCompactor({
+    ...{
+      disk,
+      bytes: resources.diskSizeMB * MIB,
+      jobs: host.background,
+      log: host.log.child({ engine: process.name }),
+    },
+  });
   return {
     // The base of the disk may become another one.
     get identity() {
@@ -304,12 +321,17 @@ export function engineOf(parts: {
     mapped: process.mapped,
     disk,
     memory,
+    compactDisk: () => compactor.compact(),
     ended,
     async abandon() {
       await memory[Symbol.asyncDispose]();
+      await compactor[Symbol.asyncDispose]();
       await qmp[Symbol.asyncDispose]();
     },
-    [Symbol.asyncDispose]: () => release.disposeAsync(),
+    async [Symbol.asyncDispose]() {
+      await compactor[Symbol.asyncDispose]();
+      await release.disposeAsync();
+    },
   };
 }
 

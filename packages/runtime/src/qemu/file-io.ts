@@ -20,6 +20,15 @@ export function readSome(fd: number, target: Buffer, position: number): number {
   return count;
 }
 
+/** Fills `target` from `start` on with what there is of `length` bytes at `position`. Blocks: worker threads only. */
+export function readUpTo(fd: number, target: Buffer, start: number, length: number, position: number): void {
+  for (let done = 0; done < length; ) {
+    const count = readSync(fd, target, start + done, length - done, position + done);
+    if (count === 0) return;
+    done += count;
+  }
+}
+
 /** Writes `source` from `start` to `end`, the first byte at `position`. Blocks: worker threads only. */
 export function writeFully(fd: number, source: Buffer, start: number, end: number, position: number): void {
   for (let done = start; done < end; ) {

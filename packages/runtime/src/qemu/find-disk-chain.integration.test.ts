@@ -42,53 +42,65 @@ describe('the disk chain of an engine that another server started', () => {
     return findDiskChain({ qmp: { execute }, instance, layerDirectory, owner: OWNER });
   }
 
-  const layer = (index: number) => ({ path: join(layerDirectory, `disk-${index}.qcow2`), known: undefined });
+  const layer = (name: string) => ({ path: join(layerDirectory, name), known: undefined });
+  const frozen = (name: string) => writeFile(layer(name).path, 'frozen', { mode: 0o644 });
 
   test('one that was never captured has its first overlay alone', async () => {
     await owned(join(instance, 'upper.qcow2'));
-    expect(await find('upper.qcow2')).toEqual({
-      layers: [],
-      overlay: { node: 'upper', image: 'upper.qcow2', made: 0 },
+    expect(await find('upper.qcow2')).toEqual({ layers: [], overlay: { image: 'upper.qcow2', made: 0 } });
+  });
+
+  test('frozen and merged layers are found in the order the engine reads them in', async () => {
+    await owned(join(instance, 'upper-4.qcow2'));
+    for (const name of ['disk-0.qcow2', 'merged-3.qcow2', 'upper-2.qcow2']) await frozen(name);
+    expect(await find('upper-4.qcow2', 'upper-2.qcow2', 'merged-3.qcow2', 'disk-0.qcow2')).toEqual({
+      layers: [layer('disk-0.qcow2'), layer('merged-3.qcow2'), layer('upper-2.qcow2')],
+      overlay: { image: 'upper-4.qcow2', made: 4 },
     });
   });
 
-  test('frozen layers are found in their order', async () => {
-    await owned(join(instance, 'upper-2.qcow2'));
-    for (const index of [0, 1]) await writeFile(layer(index).path, 'frozen', { mode: 0o644 });
-    expect(await find('upper-2.qcow2', 'upper-1.qcow2', 'upper.qcow2')).toEqual({
-      layers: [layer(0), layer(1)],
-      overlay: { node: 'upper-2', image: 'upper-2.qcow2', made: 2 },
-    });
+  test('what a merge left is removed, and its numbers are not used again', async () => {
+    await owned(join(instance, 'upper-1.qcow2'));
+    for (const name of ['upper.qcow2', 'merged-7.qcow2', 'disk-0.qcow2']) await frozen(name);
+    await writeFile(join(layerDirectory, 'own-disk.raw'), 'base');
+    const found = await find('upper-1.qcow2', 'upper.qcow2');
+    expect(found).toEqual({ layers: [layer('upper.qcow2')], overlay: { image: 'upper-1.qcow2', made: 7 } });
+    expect((await readdir(layerDirectory)).toSorted()).toEqual(['own-disk.raw', 'upper.qcow2']);
   });
 
   test('an overlay that had just become a layer is taken from the engine', async () => {
-    await writeFile(layer(0).path, 'frozen', { mode: 0o644 });
+    await frozen('upper.qcow2');
     for (const name of ['upper-1.qcow2', 'upper-2.qcow2']) await owned(join(instance, name));
     const { layers, overlay } = await find('upper-2.qcow2', 'upper-1.qcow2', 'upper.qcow2');
-    expect(layers).toEqual([layer(0), layer(1)]);
+    expect(layers).toEqual([layer('upper.qcow2'), layer('upper-1.qcow2')]);
     expect(overlay.image).toBe('upper-2.qcow2');
     expect(await readdir(instance)).toEqual(['upper-2.qcow2']);
-    expect(await stat(layer(1).path)).toMatchObject({ uid: 0, gid: 0, mode: 0o100644 });
+    expect(await stat(layer('upper-1.qcow2').path)).toMatchObject({ uid: 0, gid: 0, mode: 0o100644 });
   });
 
   test("a layer that was taken but still is its engine's becomes root's", async () => {
-    await owned(layer(0).path);
+    await owned(layer('upper.qcow2').path);
     await owned(join(instance, 'upper-1.qcow2'));
     await find('upper-1.qcow2', 'upper.qcow2');
-    expect(await stat(layer(0).path)).toMatchObject({ uid: 0, gid: 0, mode: 0o100644 });
+    expect(await stat(layer('upper.qcow2').path)).toMatchObject({ uid: 0, gid: 0, mode: 0o100644 });
   });
 
   test('the number of an overlay that was made and not put to use is not used again', async () => {
     for (const name of ['upper.qcow2', 'upper-1.qcow2']) await owned(join(instance, name));
-    expect((await find('upper.qcow2')).overlay).toEqual({ node: 'upper', image: 'upper.qcow2', made: 1 });
+    expect((await find('upper.qcow2')).overlay).toEqual({ image: 'upper.qcow2', made: 1 });
   });
 
   test('layers shared with captures stay as they are', async () => {
-    await writeFile(layer(0).path, 'frozen');
-    await chmod(layer(0).path, 0o644);
-    await link(layer(0).path, join(root, 'captured'));
+    await writeFile(layer('disk-0.qcow2').path, 'frozen');
+    await chmod(layer('disk-0.qcow2').path, 0o644);
+    await link(layer('disk-0.qcow2').path, join(root, 'captured'));
     await owned(join(instance, 'upper.qcow2'));
-    expect((await find('upper.qcow2')).layers).toEqual([layer(0)]);
+    expect((await find('upper.qcow2', 'disk-0.qcow2')).layers).toEqual([layer('disk-0.qcow2')]);
+  });
+
+  test('a disk of which a layer is missing is refused', async () => {
+    await owned(join(instance, 'upper-1.qcow2'));
+    await expect(find('upper-1.qcow2', 'upper.qcow2')).rejects.toMatchObject({ code: 'sandbox_unavailable' });
   });
 
   test('a file that was put in the place of an overlay is refused', async () => {

@@ -1,5 +1,6 @@
 import { execFile } from 'node:child_process';
 import { open } from 'node:fs/promises';
+import { basename, dirname } from 'node:path';
 import { promisify } from 'node:util';
 import { PlatformError } from '@agentenv/core';
 import type { Exec } from '../exec.ts';
@@ -53,7 +54,7 @@ export interface FlattenRequest {
   /** The engine's uid and gid. Its image is read with no more rights than it has: a header may name any file. */
   readonly owner: number;
   readonly upper: string;
-  /** Frozen layers below it, oldest first. */
+  /** Frozen layers below it, oldest first, in one directory. */
   readonly layers: readonly string[];
   readonly lower: string;
   readonly target: string;
@@ -61,16 +62,16 @@ export interface FlattenRequest {
   readonly bytes: number;
 }
 
-const FIRST_LAYER_FD = 6;
+const LAYERS_FD = 6;
 
 /** The disk as `qemu-img` names it: layers are given explicitly, whatever their headers say. */
-function diskSource(layers: number): object {
-  const file = (descriptor: number) => ({ driver: 'file', filename: `/proc/self/fd/${descriptor}` });
-  let below: object = { driver: 'raw', file: file(4) };
-  for (let index = 0; index < layers; index++) {
-    below = { driver: 'qcow2', file: file(FIRST_LAYER_FD + index), backing: below };
+function diskSource(layers: readonly string[]): object {
+  const file = (path: string) => ({ driver: 'file', filename: `/proc/self/fd/${path}` });
+  let below: object = { driver: 'raw', file: file('4') };
+  for (const layer of layers) {
+    below = { driver: 'qcow2', file: file(`${LAYERS_FD}/${basename(layer)}`), backing: below };
   }
-  return { driver: 'qcow2', file: file(3), backing: below };
+  return { driver: 'qcow2', file: file('3'), backing: below };
 }
 
 /** Writes what a stopped engine's disk shows, overlay upon layers upon lower image, into a new sparse raw file. */
@@ -80,10 +81,11 @@ export async function flattenDisk(request: FlattenRequest, exec: Exec, signal?: 
   try {
     await file.truncate(bytes);
     await file.chown(owner, owner);
-    const source = `json:${JSON.stringify(diskSource(layers.length))}`;
+    const source = `json:${JSON.stringify(diskSource(layers))}`;
     const confined = [launcher, '--uid', `${owner}`, '--gid', `${owner}`] as const;
     const files = ['--file', `3=${upper}`, '--file', `4=${lower}`, '--file', `5=${target}`];
-    for (const [index, layer] of layers.entries()) files.push('--file', `${FIRST_LAYER_FD + index}=${layer}`);
+    const [layer] = layers;
+    if (layer !== undefined) files.push('--dir', `${LAYERS_FD}=${dirname(layer)}`);
     // The engine keeps its locks; it is stopped and has flushed, so reading beside it is consistent.
     const convert = ['qemu-img', 'convert', '--force-share', '-O', 'raw', '-S', '4k', '-n', '--target-is-zero'];
     await exec(

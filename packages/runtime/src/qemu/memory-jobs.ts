@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto';
 import { closeSync, fstatSync, ftruncateSync, openSync } from 'node:fs';
+import { type MergeDiskLayersJob, mergeDiskLayers } from './disk-merge.ts';
 import { forEachChunk, withFile, writeFully } from './file-io.ts';
 import { changedExtents, type GuestMemory, guestMemoryStart } from './guest-memory.ts';
 import {
@@ -43,12 +44,13 @@ export type MemoryJob =
   | SaveLayerJob
   | ReduceLayerJob
   | MergeLayersJob
-  | ApplyLayersJob;
+  | ApplyLayersJob
+  | MergeDiskLayersJob;
 
 export interface MemoryJobResult {
   /** Bytes copied, applied or hashed; of a digest those in pages that are not zero; of a layer that was written the file's size. */
   readonly bytes: number;
-  /** Hex, of a job that hashes; empty otherwise. */
+  /** Hex, of a job that hashes or merges; empty otherwise. */
   readonly sha256: string;
 }
 
@@ -105,7 +107,7 @@ function digest(job: DigestJob): MemoryJobResult {
   return { bytes: sparse.dataBytes, sha256: sparse.digest() };
 }
 
-function hashFile({ path }: HashFileJob): MemoryJobResult {
+function hashFile(path: string): MemoryJobResult {
   return withFile(path, 'r', (fd) => {
     const hash = createHash('sha256');
     const { size } = fstatSync(fd);
@@ -131,6 +133,9 @@ export function runMemoryJob(job: MemoryJob): MemoryJobResult {
     case 'digest':
       return digest(job);
     case 'hash-file':
-      return hashFile(job);
+      return hashFile(job.path);
+    case 'merge-disk-layers':
+      mergeDiskLayers(job);
+      return hashFile(job.target);
   }
 }

@@ -1,5 +1,6 @@
 import { Worker } from 'node:worker_threads';
 import { PlatformError } from '@agentenv/core';
+import { createGate } from './gate.ts';
 import { hostFault } from './host-fault.ts';
 import type { MemoryJob, MemoryJobResult } from './memory-jobs.ts';
 import type { WorkerAnswer, WorkerRequest } from './memory-worker.ts';
@@ -40,6 +41,33 @@ export function createMemoryThread(): MemoryThread {
     },
     async [Symbol.asyncDispose]() {
       await Promise.all([...lanes, background].map((lane) => lane[Symbol.asyncDispose]()));
+    },
+  };
+}
+
+/** Work nobody waits for, on all sandboxes of a host together one job at a time. */
+export interface BackgroundJobs {
+  /**
+   * Runs a job in a thread of its own, which has ended when this settles, also when the signal ended it: what is half
+   * written then is the caller's to remove. Rejects as the other threads do.
+   */
+  run(job: MemoryJob, signal: AbortSignal): Promise<MemoryJobResult>;
+}
+
+/** Jobs that neither keep those of `createMemoryThread` waiting nor are hard to stop. */
+export function createBackgroundJobs(): BackgroundJobs {
+  const turns = createGate(1);
+  return {
+    async run(job, signal) {
+      using _turn = await turns.enter(signal);
+      await using lane = createLane();
+      const stop = (): void => void lane[Symbol.asyncDispose]();
+      signal.addEventListener('abort', stop, { once: true });
+      try {
+        return await lane.run(job);
+      } finally {
+        signal.removeEventListener('abort', stop);
+      }
     },
   };
 }

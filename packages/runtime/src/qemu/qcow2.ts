@@ -1,15 +1,5 @@
 import { chmod, chown, writeFile } from 'node:fs/promises';
-
-const MAGIC = 0x5146_49fb;
-const VERSION = 3;
-const CLUSTER_BITS = 16;
-const CLUSTER = 1 << CLUSTER_BITS;
-const REFCOUNT_ORDER = 4;
-const HEADER_LENGTH = 104;
-const ENTRY = 8;
-/** One L2 table of 64 KiB maps 8192 clusters. */
-const BYTES_PER_L1_ENTRY = (CLUSTER / ENTRY) * CLUSTER;
-const SECTOR = 512;
+import { CLUSTER, l1ClustersOf, writeHeader } from './qcow2-layout.ts';
 
 const REFCOUNT_TABLE = CLUSTER;
 const REFCOUNT_BLOCK = 2 * CLUSTER;
@@ -23,25 +13,9 @@ const HEADER_CLUSTERS = 3;
  * Written here because starting `qemu-img` costs more than a tenth of a create.
  */
 export function emptyQcow2(virtualSize: number): Uint8Array {
-  if (!Number.isSafeInteger(virtualSize) || virtualSize <= 0 || virtualSize % SECTOR !== 0) {
-    throw new RangeError(`a disk of ${virtualSize} bytes is not a positive multiple of ${SECTOR}`);
-  }
-  const l1Entries = Math.ceil(virtualSize / BYTES_PER_L1_ENTRY);
-  const l1Clusters = Math.ceil((l1Entries * ENTRY) / CLUSTER);
-  const clusters = HEADER_CLUSTERS + l1Clusters;
+  const clusters = HEADER_CLUSTERS + l1ClustersOf(virtualSize);
   const image = Buffer.alloc(clusters * CLUSTER);
-
-  image.writeUInt32BE(MAGIC, 0);
-  image.writeUInt32BE(VERSION, 4);
-  image.writeUInt32BE(CLUSTER_BITS, 20);
-  image.writeBigUInt64BE(BigInt(virtualSize), 24);
-  image.writeUInt32BE(l1Entries, 36);
-  image.writeBigUInt64BE(BigInt(L1_TABLE), 40);
-  image.writeBigUInt64BE(BigInt(REFCOUNT_TABLE), 48);
-  image.writeUInt32BE(1, 56);
-  image.writeUInt32BE(REFCOUNT_ORDER, 96);
-  image.writeUInt32BE(HEADER_LENGTH, 100);
-
+  writeHeader(image, virtualSize, { l1: L1_TABLE, refcounts: REFCOUNT_TABLE });
   image.writeBigUInt64BE(BigInt(REFCOUNT_BLOCK), REFCOUNT_TABLE);
   for (let cluster = 0; cluster < clusters; cluster++) image.writeUInt16BE(1, REFCOUNT_BLOCK + cluster * 2);
   return image;

@@ -1,4 +1,5 @@
 import { createHash } from 'node:crypto';
+import { basename } from 'node:path';
 import { PlatformError, type Resources } from '@agentenv/core';
 import type { GuestAddressing } from '../network/slot.ts';
 import { diskLayerName } from './snapshot-files.ts';
@@ -31,8 +32,8 @@ export const ENGINE_FD = {
   layers: 12,
 } as const;
 
-/** Frozen layers below the writable disk at most. */
-export const MAX_DISK_LAYERS = 8;
+/** Frozen layers below the writable disk at most, should they not be merged for long. */
+export const MAX_DISK_LAYERS = 32;
 
 export const QMP_SOCKET = 'qmp.sock';
 export const AGENT_SOCKET = 'agent.sock';
@@ -45,8 +46,10 @@ export const UPPER_FILE_NODE = 'upper-file';
 /** The raw image below all layers of the disk. */
 export const DISK_NODE = 'disk';
 
-/** Block node of a frozen layer, the oldest being 0. */
-export const diskLayerNode = (index: number): string => `layer${index}`;
+/** Block node of an image of the writable disk, wherever it lies. */
+export const nodeOf = (image: string): string => basename(image, '.qcow2');
+/** Block node of the file of such a node. */
+export const fileNodeOf = (node: string): string => `${node}-file`;
 /** Bytes of console text kept in the engine; older text is overwritten. A power of two. */
 export const CONSOLE_BYTES = 65_536;
 
@@ -120,16 +123,16 @@ function startArguments(start: EngineStart): string[] {
 }
 
 /** The node on which the next one lies when there are `layers` of them. */
-const topOf = (layers: number): string => (layers === 0 ? DISK_NODE : diskLayerNode(layers - 1));
+const topOf = (layers: number): string => (layers === 0 ? DISK_NODE : nodeOf(diskLayerName(layers - 1)));
 
 function diskArguments(layers: number): string[] {
   const reported = 'werror=report,rerror=report';
-  const frozen = Array.from({ length: layers }, (_, index) => [
-    '-blockdev',
-    `driver=file,node-name=${diskLayerNode(index)}-file,filename=${fdPath(ENGINE_FD.layers, diskLayerName(index))},read-only=on`,
-    '-blockdev',
-    `driver=qcow2,node-name=${diskLayerNode(index)},file=${diskLayerNode(index)}-file,backing=${topOf(index)},read-only=on`,
-  ]).flat();
+  const frozen = Array.from({ length: layers }, (_, index) => {
+    const name = diskLayerName(index);
+    const node = nodeOf(name);
+    const file = `file.driver=file,file.node-name=${fileNodeOf(node)},file.filename=${fdPath(ENGINE_FD.layers, name)},file.read-only=on`;
+    return ['-blockdev', `driver=qcow2,node-name=${node},${file},backing=${topOf(index)},read-only=on`];
+  }).flat();
   return [
     '-blockdev',
     `driver=file,node-name=rootfs-file,filename=${fdPath(ENGINE_FD.rootfs)},read-only=on`,

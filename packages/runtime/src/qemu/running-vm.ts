@@ -179,16 +179,19 @@ export function createRunningVm(deps: RunningVmDeps): RunningVm {
     capture: (directory, signal) => capture(directory, 'full', signal),
     captureDisk: (directory, signal) => capture(directory, 'disk', signal),
     async snapshot(directory, signal) {
-      return capture(directory, 'full', signal, async () => {
+      const captured = await capture(directory, 'full', signal, async () => {
         await goOn();
         if (phase === 'held') phase = 'running';
         log.info({ heldMs: host.clock.monotonic() - stoppedAt }, 'the sandbox goes on after its snapshot was copied');
       });
+      engine.compactDisk();
+      return captured;
     },
     async release() {
       expectPhase('held', 'release');
       await goOn();
       phase = 'running';
+      engine.compactDisk();
     },
     async applyNetwork(policy, signal) {
       if (phase === 'ended') throw new PlatformError('sandbox_unavailable', 'the sandbox has ended');

@@ -17,6 +17,7 @@ import { createDiskCompactor, type DiskCompactor, layersToMerge } from './disk-c
 import type { Engine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
 import { findDiskChain } from './find-disk-chain.ts';
+import { createMemoryChain } from './memory-chain.ts';
 import { runMemoryJob } from './memory-jobs.ts';
 import { type BackgroundJobs, createBackgroundJobs, createMemoryThread, type MemoryThread } from './memory-thread.ts';
 import { createOverlay } from './qcow2.ts';
@@ -99,8 +100,11 @@ describe('the disk of a running engine whose layers are merged', () => {
     const qmp = guardedQmp(engine.qmp);
     const disk = createDiskChain({ ...{ qmp, instance, layerDirectory, base, owner: OWNER, bytes: BYTES }, ...found });
     const compactor = createDiskCompactor({ disk, bytes: BYTES, jobs, log });
+    // The captures here are of the disk alone.
+    const chain = createMemoryChain({ directory: layerDirectory, layers: [], size: 0, memory, log });
+    const parts = { disk, memory: chain, qmp, uid: OWNER, directory: instance };
     return {
-      ...{ disk, compactor, engine: { disk, qmp, uid: OWNER, directory: instance } as unknown as Engine },
+      ...{ disk, compactor, engine: parts as unknown as Engine },
       [Symbol.asyncDispose]: () => compactor[Symbol.asyncDispose](),
     };
   }

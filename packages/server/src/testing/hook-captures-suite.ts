@@ -6,6 +6,7 @@ import { openCaptureStore } from '@agentenv/storage';
 import { describe, expect, test } from 'vitest';
 import { createHookHome, type HookHome } from './hook-world.ts';
 import { type HooksSuite, idOf, paramsPath } from './hooks-suite.ts';
+import { override } from './override.ts';
 
 const MANIFEST_FILE = 'manifest.json';
 
@@ -18,13 +19,6 @@ export async function manifestsOf({ captures }: HookHome): Promise<readonly stri
 
 async function editManifest(path: string, edit: (manifest: Manifest) => Manifest): Promise<void> {
   await writeFile(path, JSON.stringify(edit(JSON.parse(await readFile(path, 'utf8')) as Manifest)));
-}
-
-/** `object` with some of its methods replaced. */
-function override<T extends object>(object: T, changes: Partial<T>): T {
-  return new Proxy(object, {
-    get: (target, key) => Reflect.get(key in changes ? changes : target, key),
-  });
 }
 
 /** The backend as one that writes other manifests for snapshots of what it restored. */

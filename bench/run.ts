@@ -14,7 +14,7 @@ Measures speed and memory, each figure beside the floor it stands on, and prints
   --effort FACTOR  scale the number of samples (default 1)
   --list           what each bench measures
 
-Exit code 1 when a row misses its budget.`;
+Exit code 1 when a row misses its budget, 2 when a bench failed.`;
 
 async function main(): Promise<void> {
   const { values, positionals } = parseArgs({
@@ -45,14 +45,21 @@ async function main(): Promise<void> {
   for (const bench of chosen) {
     console.error(`${bench.name}: ${bench.what}`);
     const progress = (text: string) => console.error(`  ${text}`);
-    rows.push(...(await bench.run({ progress, effort })).map(summarise));
+    try {
+      rows.push(...(await bench.run({ progress, effort })).map(summarise));
+    } catch (error) {
+      // What the others measured is worth telling.
+      reportFailure(error);
+    }
   }
   console.log(formatTable(rows));
   if (values.json !== undefined) await writeFile(values.json, `${JSON.stringify(rows, null, 2)}\n`);
-  if (rows.some(({ ok }) => !ok)) process.exitCode = 1;
+  if (rows.some(({ ok }) => !ok)) process.exitCode ??= 1;
 }
 
-main().catch((error: unknown) => {
+function reportFailure(error: unknown): void {
   console.error(`bench: failed: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}`);
   process.exitCode = 2;
-});
+}
+
+main().catch(reportFailure);

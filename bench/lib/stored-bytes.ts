@@ -9,8 +9,7 @@ import { snapshotFiles } from '../../packages/runtime/src/qemu/snapshot-files.ts
 
 const PAGE = 4096;
 const SECTOR = 512;
-/** The bench wrote these images itself, below a directory of its own. */
-const ROOT = 0;
+const NOBODY = 65_534;
 const NOTHING = Buffer.alloc(PAGE);
 
 /** Pages of a memory or a disk by their number; those that are not here are as the base has them. */
@@ -62,7 +61,7 @@ async function diskOf(snapshot: StoredSnapshot, { artifacts, exec, scratch }: To
     const layers = diskLayers.slice(0, -1).map(({ path }) => path);
     const bytes = disk.virtualSize ?? 0;
     const launcher = artifacts.launcher.path;
-    await flattenDisk({ launcher, owner: ROOT, upper, layers, lower: disk.path, target: flat, bytes }, exec);
+    await flattenDisk({ launcher, owner: NOBODY, upper, layers, lower: disk.path, target: flat, bytes }, exec);
   }
   const pages = new Map<number, Buffer>();
   await using file = await open(flat, 'r');

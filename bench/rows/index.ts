@@ -11,6 +11,7 @@ import { idle, memoryPerClone } from './memory.ts';
 import { network } from './network.ts';
 import { proxy } from './proxy.ts';
 import { soak, streams } from './scale.ts';
+import { stored } from './stored.ts';
 
 /** Every bench in the order of the table. */
 export const BENCHES: readonly Bench[] = [
@@ -23,6 +24,7 @@ export const BENCHES: readonly Bench[] = [
   network,
   extension,
   lifecycle,
+  stored,
   eventLoop,
   memoryPerClone,
   idle,

@@ -7,7 +7,6 @@ import { type BareHost, openBareHost } from '../lib/bare.ts';
 import { openStage, type Stage } from '../lib/capture-stage.ts';
 import type { Bench, BenchContext, Measured } from '../lib/row.ts';
 import { ARTIFACTS, repeat, timed } from '../lib/session.ts';
-import { storedRows } from './stored.ts';
 
 const MIB = 2 ** 20;
 const SMALL_MIB = 20;
@@ -164,10 +163,7 @@ async function run({ progress, effort }: BenchContext): Promise<readonly Measure
     many.push(await startFrom(stage, captured, AT_ONCE));
     bareMany.push(await startBare(bare, AT_ONCE));
   }
-  progress('what a row of snapshots stores');
-  const stored = await storedRows(stage, Math.max(1, Math.round(samples / 10)));
   return [
-    ...stored,
     {
       name: `pause, ${SMALL_MIB} MiB changed`,
       unit: 'ms',

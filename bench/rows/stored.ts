@@ -1,8 +1,8 @@
-import { rm } from 'node:fs/promises';
+import { chmod, rm } from 'node:fs/promises';
 import type { StoredSnapshot } from '@agentenv/runtime';
 import { runInGuest } from '../../packages/runtime/src/testing/guest-run.ts';
-import type { Stage } from '../lib/capture-stage.ts';
-import { figure, type Measured } from '../lib/row.ts';
+import { openStage, type Stage } from '../lib/capture-stage.ts';
+import { type Bench, type BenchContext, figure, type Measured } from '../lib/row.ts';
 import { changedBytes, storedBytes } from '../lib/stored-bytes.ts';
 
 const MIB = 2 ** 20;
@@ -33,6 +33,8 @@ async function storeOnce({ backend, template, world, plan }: Stage): Promise<Sto
     });
     if (code !== 0) throw new Error(`the guest could not change its memory: ${stderr}`);
     const directory = await world.emptyDirectory();
+    // The images are read with the rights of nobody.
+    await chmod(directory, 0o711);
     captures.push({ directory, manifest: (await sandbox.snapshot(directory)).manifest });
     for (const [name, bytes] of await storedBytes(directory, known)) {
       const [kind = ''] = name.split(/[-.]/);
@@ -49,10 +51,11 @@ async function storeOnce({ backend, template, world, plan }: Stage): Promise<Sto
   return { ...stored, changedMemory: total('memory'), changedDisk: total('disk') };
 }
 
-/** What a row of snapshots of one sandbox stores, and of what it consists. */
-export async function storedRows(stage: Stage, count: number): Promise<readonly Measured[]> {
+async function run({ effort }: BenchContext): Promise<readonly Measured[]> {
+  await using stack = new AsyncDisposableStack();
+  const stage = await openStage(stack);
   const samples: StoredSample[] = [];
-  for (let index = 0; index < count; index++) samples.push(await storeOnce(stage));
+  for (let index = 0; index < Math.max(1, Math.round(2 * effort)); index++) samples.push(await storeOnce(stage));
   const kinds = ['memory', 'disk', 'other', 'changedMemory', 'changedDisk'] as const;
   return [
     {
@@ -72,3 +75,10 @@ export async function storedRows(stage: Stage, count: number): Promise<readonly 
     ),
   ];
 }
+
+/** What a row of snapshots of one sandbox stores, and of what it consists. */
+export const stored: Bench = {
+  name: 'stored',
+  what: 'bytes a row of snapshots of one sandbox stores, beside those that changed between them',
+  run,
+};

@@ -35,14 +35,21 @@ interface TrustedFile {
   readonly mark: string;
 }
 
+/** Undefined for a file that is gone, which differs from every file that was there. Rejects when that cannot be found out. */
 async function statusOf(path: string): Promise<Status | undefined> {
   try {
     const { dev, ino, size, mtimeNs } = await stat(path, { bigint: true });
     return { inode: `${dev}:${ino}`, mark: `${size}:${mtimeNs}` };
-  } catch {
-    // A file that is gone differs from every file that was there.
-    return undefined;
+  } catch (caught) {
+    const code = caught instanceof Error && 'code' in caught ? caught.code : undefined;
+    if (code === 'ENOENT' || code === 'ENOTDIR') return undefined;
+    throw unreadable(path, caught);
   }
+}
+
+/** A file that cannot be read now may be as it was: its snapshot is not retired. */
+function unreadable(path: string, cause: unknown): PlatformError {
+  return new PlatformError('create_failed', 'a file of the snapshot could not be read', { cause, details: { path } });
 }
 
 function artifactsOf(snapshot: StoredSnapshot): readonly SnapshotArtifact[] {
@@ -68,7 +75,7 @@ export function createSnapshotIntegrity(options: {
   const { memory, log } = options;
   /** By inode. */
   const trusted = new Map<string, TrustedFile>();
-  const hashing = new Map<string, Promise<string | undefined>>();
+  const hashing = new Map<string, Promise<string>>();
   const inUse = new Map<string, StoredSnapshot>();
   const refused = new Set<string>();
 
@@ -81,14 +88,13 @@ export function createSnapshotIntegrity(options: {
   }
 
   /** Digest of the file now; callers at the same time share the reading. */
-  function hash(inode: string, { path, virtualSize }: SnapshotArtifact): Promise<string | undefined> {
+  function hash(inode: string, { path, virtualSize }: SnapshotArtifact): Promise<string> {
     const running = hashing.get(inode);
     if (running !== undefined) return running;
     const reading = digestArtifact(path, virtualSize, memory)
       .then(({ sha256 }) => sha256)
       .catch((caught: unknown) => {
-        log.error({ err: caught, path }, 'a captured file could not be read');
-        return undefined;
+        throw unreadable(path, caught);
       })
       .finally(() => hashing.delete(inode));
     hashing.set(inode, reading);
@@ -142,7 +148,8 @@ export function createSnapshotIntegrity(options: {
     async trust(snapshot) {
       refused.delete(snapshot.directory);
       for (const artifact of artifactsOf(snapshot)) {
-        const status = await statusOf(artifact.path);
+        // What is not known yet is read before it is used.
+        const status = await statusOf(artifact.path).catch(() => undefined);
         if (status === undefined || knownFile(status, artifact) !== undefined) continue;
         trusted.set(status.inode, { path: artifact.path, sha256: artifact.sha256, mark: status.mark });
       }
@@ -150,15 +157,20 @@ export function createSnapshotIntegrity(options: {
     async sweep() {
       const lost: string[] = [];
       for (const [directory, snapshot] of inUse) {
-        if ((await statusOf(directory)) === undefined) {
-          // Its owner removed it: there is nothing left to be used.
-          inUse.delete(directory);
-          continue;
+        try {
+          if ((await statusOf(directory)) === undefined) {
+            // Its owner removed it: there is nothing left to be used.
+            inUse.delete(directory);
+            continue;
+          }
+          const damaged = await damagedFile(artifactsOf(snapshot));
+          if (damaged === undefined) continue;
+          refuse(directory, damaged);
+          lost.push(directory);
+        } catch (error) {
+          // The next use or sweep looks again.
+          log.warn({ directory, error: PlatformError.fromUnknown(error) }, 'a captured file could not be checked');
         }
-        const damaged = await damagedFile(artifactsOf(snapshot));
-        if (damaged === undefined) continue;
-        refuse(directory, damaged);
-        lost.push(directory);
       }
       await forgetRemoved();
       return lost;

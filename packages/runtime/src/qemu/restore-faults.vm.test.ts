@@ -1,0 +1,96 @@
+import { readdir } from 'node:fs/promises';
+import { DEFAULT_NETWORK_POLICY, type InstanceId, PlatformError, type SandboxId } from '@agentenv/core';
+import { createRecordingLog } from '@agentenv/core/testing';
+import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from 'vitest';
+import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import type { Fault } from '../testing/faults.ts';
+import { runInGuest } from '../testing/guest-run.ts';
+import { createQemuWorld, type QemuWorld } from '../testing/qemu-world.ts';
+
+const faults = await vi.hoisted(async () => (await import('../testing/faults.ts')).createFaults());
+// Removing what was made is how a failure is dealt with, and finding out what is left is the test's; two faults at once are
+// not looked at.
+vi.mock('node:fs/promises', async (original) =>
+  faults.fileSystem(await original<typeof import('node:fs/promises')>(), ['rm', 'rmdir', 'readdir']),
+);
+
+const RESOURCES = { vcpus: 1, memoryMB: 512, diskSizeMB: 4_096 };
+const DEADLINE_MS = 60_000;
+/** A start for every call, on a busy host. */
+const LONG = { timeout: 600_000 };
+
+describe('a start from a capture of which a storage call fails', () => {
+  const log = createRecordingLog();
+  const live: RunningSandbox[] = [];
+  let world: QemuWorld;
+  let backend: Backend;
+  let captured: StoredSnapshot;
+  let counter = 0;
+
+  beforeAll(async () => {
+    world = await createQemuWorld({ log });
+    backend = world.open();
+    const template = await backend.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
+    const source = await backend.restore(template, planFor());
+    await runInGuest(source.agent, ['sh', '-c', 'echo kept > /home/user/file; echo kept > /dev/shm/memory; sync']);
+    const directory = await world.emptyDirectory();
+    captured = { directory, manifest: (await source.capture(directory)).manifest };
+    await source.stop();
+  });
+  afterEach(async () => {
+    faults.disarm();
+    await Promise.all(live.splice(0).map((sandbox) => sandbox.stop()));
+  });
+  afterAll(() => world?.[Symbol.asyncDispose]());
+
+  function planFor(): LaunchPlan {
+    const serial = String(counter++).padStart(12, '0');
+    const sandboxId = `irestfault${serial}` as SandboxId;
+    return {
+      ...{ sandboxId, templateId: 'base', resources: RESOURCES, network: DEFAULT_NETWORK_POLICY, hostname: sandboxId },
+      instanceId: `01900000-0000-7000-c000-${serial}` as InstanceId,
+      channelKey: crypto.getRandomValues(new Uint8Array(16)),
+    };
+  }
+
+  async function read(sandbox: RunningSandbox, path: string): Promise<string> {
+    return (await runInGuest(sandbox.agent, ['cat', path])).stdout.trim();
+  }
+
+  const ways = {
+    restore: () => backend.restore(captured, planFor()),
+    boot: () => backend.boot(captured, planFor()),
+  };
+
+  test.each<[keyof typeof ways, Fault['when']]>([
+    ['restore', 'before'],
+    ['restore', 'after'],
+    ['boot', 'before'],
+  ])('%s: every call, %s its effect: says so, leaves nothing, and works the next time', LONG, async (way, when) => {
+    const files = (await readdir(captured.directory)).toSorted();
+    const error = () => Object.assign(new Error('EIO: injected'), { code: 'EIO' });
+    let failed = 0;
+    for (let call = 1; ; call++) {
+      faults.arm({ call, when, error, mode: 'one' });
+      const outcome = await ways[way]().then(
+        (sandbox) => sandbox,
+        (caught: unknown) => caught,
+      );
+      const reached = faults.disarm() >= call;
+      if (outcome instanceof Error) {
+        failed++;
+        expect(outcome, `call ${call}`).toBeInstanceOf(PlatformError);
+      } else {
+        await (outcome as RunningSandbox).stop();
+      }
+      await expect.poll(() => world.leftovers(), { timeout: DEADLINE_MS, message: `call ${call}` }).toEqual([]);
+      expect((await readdir(captured.directory)).toSorted()).toEqual(files);
+      if (!reached) break;
+    }
+    expect(failed).toBeGreaterThan(5);
+    const sandbox = await ways[way]();
+    live.push(sandbox);
+    expect(await read(sandbox, '/home/user/file')).toBe('kept');
+    if (way === 'restore') expect(await read(sandbox, '/dev/shm/memory')).toBe('kept');
+  });
+});

@@ -268,7 +268,11 @@ export async function startEngine(
   const qmp = undo.use(await control(started, join(directories.sockets, QMP_SOCKET), clock, signal));
   const { pid } = started;
   const startTime = pid === undefined ? undefined : await processStartTime(pid);
-  if (pid === undefined || startTime === undefined) throw startFailure(await exited, tail());
+  if (pid === undefined || startTime === undefined) {
+    // It may run, and then nobody else would end it.
+    await started[Symbol.asyncDispose]();
+    throw startFailure(await exited, tail());
+  }
   // The sockets are bound: from here on nobody but root can put another one in their place.
   await chown(directories.sockets, 0, 0);
 

@@ -54,6 +54,8 @@ export async function adoptEngine(
   const directories = ownDirectories(layout, name.slice(layout.namePrefix.length), undo);
   const { sockets, instance, lower } = directories;
   undo.defer(() => host.cgroups.remove(name));
+  // A merge is given up after the guest has ended, as nobody's guest is to run on meanwhile.
+  const afterGuest = undo.use(new AsyncDisposableStack());
   undo.defer(async () => {
     await killProcess(identity);
     await waitUntilGone(identity, clock, KILL_DEADLINE_MS);
@@ -63,10 +65,10 @@ export async function adoptEngine(
   const { layers, overlay } = await findDiskChain({ qmp, instance, layerDirectory: lower, owner: uid });
   // Of a capture that was not finished.
   await rm(join(instance, DEVICE_STATE), { force: true });
-  const memory = undo.use(
+  const memory = afterGuest.use(
     createMemoryChain({
-      ...{ directory: lower, layers: await findMemoryChain(lower), size: resources.memoryMB * MIB },
-      ...{ memory: host.memory, log },
+      ...{ directory: lower, layers: await findMemoryChain(lower, log), size: resources.memoryMB * MIB },
+      ...{ jobs: host.background, log },
     }),
   );
   // It is not our child: its end shows at its control socket.

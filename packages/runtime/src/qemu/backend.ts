@@ -8,6 +8,7 @@ import { assertBootable, assertRestorable } from '../fingerprint.ts';
 import { GUEST_ADDRESSING } from '../network/addressing.ts';
 import type { NetworkSlots } from '../network/slot.ts';
 import { isRunning } from '../processes.ts';
+import { createBackgroundJobs } from './background-jobs.ts';
 import { BACKEND_NAME } from './capture.ts';
 import { createEngineCgroups } from './cgroups.ts';
 import { createClockKeeper } from './clock-keeper.ts';
@@ -29,7 +30,7 @@ import {
 } from './machine.ts';
 import { createMachinePools, type PoolSize } from './machine-pools.ts';
 import { watchMemory } from './memory-pressure.ts';
-import { createBackgroundJobs, createMemoryThread } from './memory-thread.ts';
+import { createMemoryThread } from './memory-thread.ts';
 import { prepareEngine, restorePrepared } from './prepared-engine.ts';
 import { type AcceleratorChoice, probeHost, probeKvm, readEngineVersion } from './probe.ts';
 import { type Accelerator, engineFingerprint } from './qemu-args.ts';
@@ -122,7 +123,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     const cgroups = await createEngineCgroups({ root: CGROUP_ROOT, clock, log });
     const host: EngineHost = {
       ...{ layout, artifacts, enginePath, engineVersion, accelerator, fingerprint, cgroups },
-      ...{ memory, background: createBackgroundJobs(), clock, rng, log },
+      ...{ memory, background: createBackgroundJobs({ clock }), clock, rng, log },
     };
     const deps = { host, slots, exec };
     return { ...deps, templates: createTemplates({ ...deps, integrity, stopping: stopping.signal }) };
@@ -158,8 +159,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     await machine.agent.activate(activationFor(plan, machine.slot.guest), signal);
     if (plan.identity === 'kept') {
       // Of many children of one capture each would merge the same.
-      void machine.engine.memory.compact();
-      machine.engine.compactDisk();
+      machine.engine.compact();
     }
     return hold(host, machine, plan);
   }

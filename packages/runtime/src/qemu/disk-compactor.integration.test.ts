@@ -11,6 +11,7 @@ import type { StoredSnapshot } from '../backend.ts';
 import { createExec, type Exec } from '../exec.ts';
 import { type DiskEngine, shownDisk, startDiskEngine } from '../testing/disk-engine.ts';
 import type { Fault } from '../testing/faults.ts';
+import { type BackgroundJobs, createBackgroundJobs } from './background-jobs.ts';
 import { captureEngine } from './capture.ts';
 import { createDiskChain, type DiskChain, linkDiskLayers } from './disk-chain.ts';
 import { createDiskCompactor, type DiskCompactor, layersToMerge } from './disk-compactor.ts';
@@ -19,7 +20,7 @@ import type { EngineHost } from './engine-host.ts';
 import { findDiskChain } from './find-disk-chain.ts';
 import { createMemoryChain } from './memory-chain.ts';
 import { runMemoryJob } from './memory-jobs.ts';
-import { type BackgroundJobs, createBackgroundJobs, createMemoryThread, type MemoryThread } from './memory-thread.ts';
+import { createMemoryThread, type MemoryThread } from './memory-thread.ts';
 import { createOverlay } from './qcow2.ts';
 import { MAX_DISK_LAYERS } from './qemu-args.ts';
 import type { Qmp } from './qmp.ts';
@@ -101,7 +102,7 @@ describe('the disk of a running engine whose layers are merged', () => {
     const disk = createDiskChain({ ...{ qmp, instance, layerDirectory, base, owner: OWNER, bytes: BYTES }, ...found });
     const compactor = createDiskCompactor({ disk, bytes: BYTES, jobs, log });
     // The captures here are of the disk alone.
-    const chain = createMemoryChain({ directory: layerDirectory, layers: [], size: 0, memory, log });
+    const chain = createMemoryChain({ directory: layerDirectory, layers: [], size: 0, jobs, log });
     const parts = { disk, memory: chain, qmp, uid: OWNER, directory: instance };
     return {
       ...{ disk, compactor, engine: parts as unknown as Engine },
@@ -109,7 +110,7 @@ describe('the disk of a running engine whose layers are merged', () => {
     };
   }
 
-  const background = createBackgroundJobs();
+  const background = createBackgroundJobs({ clock: createRealClock() });
   /** Without a thread, which takes its time to start. */
   const inline: BackgroundJobs = { run: (job) => faults.around(async () => runMemoryJob(job)) };
   const guardedQmp = (qmp: Qmp): Pick<Qmp, 'execute'> => ({

@@ -1,8 +1,8 @@
 import { chmod, open, rm, stat } from 'node:fs/promises';
 import { type Log, PlatformError, type SnapshotArtifact } from '@agentenv/core';
+import type { BackgroundJobs } from './background-jobs.ts';
 import type { DiskChain, FrozenLayer } from './disk-chain.ts';
 import { LAYER_MODE, mergedImage } from './disk-images.ts';
-import type { BackgroundJobs } from './memory-thread.ts';
 
 /** So few layers cost less than merging them. */
 const FEW_LAYERS = 4;
@@ -52,9 +52,12 @@ export function createDiskCompactor({ disk, bytes, jobs, log }: DiskCompactorOpt
   const stopping = new AbortController();
   const { signal } = stopping;
   let underWay: Promise<void> | undefined;
+  /** The newest layer when a merge failed last: what failed is not tried again before there is another one. */
+  let failedBelow: string | undefined;
 
   async function worthMerging(): Promise<readonly FrozenLayer[]> {
     const layers = [...disk.layers];
+    if (layers.at(-1)?.path === failedBelow) return [];
     // What a layer takes on the host's disk: discarded blocks are holes.
     const sizes = await Promise.all(layers.map(async ({ path }) => (await stat(path)).blocks * BLOCK));
     return layers.slice(layers.length - layersToMerge(sizes));
@@ -89,6 +92,7 @@ export function createDiskCompactor({ disk, bytes, jobs, log }: DiskCompactorOpt
         }
       }
     } catch (caught) {
+      failedBelow = disk.layers.at(-1)?.path;
       // Nothing is lost: the layers are as they were, or the merged one is among them.
       if (!signal.aborted) log.warn({ error: PlatformError.fromUnknown(caught) }, 'layers of a disk were not merged');
     }

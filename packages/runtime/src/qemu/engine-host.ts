@@ -3,8 +3,9 @@ import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { type Clock, type Log, PlatformError, type Rng } from '@agentenv/core';
 import type { HostArtifacts } from '../artifacts.ts';
+import type { BackgroundJobs } from './background-jobs.ts';
 import type { EngineCgroups } from './cgroups.ts';
-import type { BackgroundJobs, MemoryThread } from './memory-thread.ts';
+import type { MemoryThread } from './memory-thread.ts';
 import { type Accelerator, AGENT_SOCKET } from './qemu-args.ts';
 
 /** `sun_path` without its terminating zero. */

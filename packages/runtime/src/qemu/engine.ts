@@ -72,8 +72,8 @@ export interface Engine extends AsyncDisposable {
   readonly mapped: string;
   readonly disk: DiskChain;
   readonly memory: MemoryChain;
-  /** Shortens the chain of the disk in the background. */
-  compactDisk(): void;
+  /** Shortens the chains of memory and disk in the background, where that is worth it. */
+  compact(): void;
   /** Resolves once, when the engine or its guest can no longer run. */
   readonly ended: Promise<RuntimeEnd>;
 }
@@ -245,7 +245,7 @@ export async function startEngine(
   const memory = undo.use(
     createMemoryChain({
       ...{ directory: directories.lower, layers: [], size: resources.memoryMB * MIB },
-      ...{ memory: host.memory, log },
+      ...{ jobs: host.background, log },
     }),
   );
   const cgroups = await makeCgroups(host, name, resources, undo);
@@ -325,7 +325,10 @@ export function engineOf(
     mapped: process.mapped,
     disk,
     memory,
-    compactDisk: () => compactor.compact(),
+    compact() {
+      void memory.compact();
+      compactor.compact();
+    },
     ended,
     async abandon() {
       await memory[Symbol.asyncDispose]();

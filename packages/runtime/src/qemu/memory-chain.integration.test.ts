@@ -2,9 +2,10 @@ import { copyFile, mkdir, mkdtemp, open, readdir, readFile, rm, truncate, writeF
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { SnapshotArtifact } from '@agentenv/core';
-import { createRecordingLog, createSeededRandom } from '@agentenv/core/testing';
+import { createRealClock, createRecordingLog, createSeededRandom } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Mapper } from '../testing/memory-mapper.ts';
+import { type BackgroundJobs, createBackgroundJobs, SPARE_DISK_BYTES } from './background-jobs.ts';
 import { findMemoryChain } from './find-memory-chain.ts';
 import { createMemoryChain, MAX_MEMORY_LAYERS, MERGED_MEMORY_LAYERS, type MemoryChain } from './memory-chain.ts';
 import { createMemoryThread, type MemoryThread } from './memory-thread.ts';
@@ -17,6 +18,8 @@ const BASE_BYTE = 0x5a;
 
 describe('a chain of memory layers', () => {
   const log = createRecordingLog();
+  const clock = createRealClock();
+  const background = createBackgroundJobs({ clock });
   let directory: string;
   let base: string;
   let memory: MemoryThread;
@@ -43,8 +46,8 @@ describe('a chain of memory layers', () => {
     return own;
   }
 
-  function chainIn(own: string, thread: MemoryThread = memory, layers: MemoryChain['layers'] = []): MemoryChain {
-    return createMemoryChain({ directory: own, layers, size: SIZE, memory: thread, log });
+  function chainIn(own: string, jobs = background, layers: MemoryChain['layers'] = []): MemoryChain {
+    return createMemoryChain({ directory: own, layers, size: SIZE, jobs, log });
   }
 
   async function known(path: string): Promise<SnapshotArtifact> {
@@ -119,7 +122,9 @@ describe('a chain of memory layers', () => {
     await rm(path);
     await source.fill(2, [5, 6]);
     expect(await capture(source, chain)).toBe(2 * PAGE);
-    expect((await findMemoryChain(own)).map((layer) => layer.path)).toEqual(chain.layers.map((layer) => layer.path));
+    expect((await findMemoryChain(own, log)).map((layer) => layer.path)).toEqual(
+      chain.layers.map((layer) => layer.path),
+    );
     expect(await digestOfRestored(chain)).toBe(await source.digest());
   });
 
@@ -136,16 +141,25 @@ describe('a chain of memory layers', () => {
 
   test('thirty generations of random changes keep every byte, in a bounded chain, merged off the captures', async () => {
     const { below: pick } = createSeededRandom(7);
-    let chain = chainIn(await ownDirectory());
+    const counted: BackgroundJobs = {
+      run(job, signal) {
+        merges++;
+        return background.run(job, signal);
+      },
+    };
+    let chain = chainIn(await ownDirectory(), counted);
     let source = await Mapper.start(base, SIZE);
     let longest = 0;
+    let merges = 0;
     try {
       for (let cycle = 0; cycle < 30; cycle++) {
         const pages = Array.from({ length: pick(200) }, () => pick(PAGES));
         await source.fill([0, BASE_BYTE, 1 + pick(200)][pick(3)] ?? 0, pages);
         if (cycle % 4 === 0) await source.change(Array.from({ length: 120 }, (_, index) => pick(16) * 100 + index));
         expect(await capture(source, chain)).toBeLessThanOrEqual((pages.length + 120) * PAGE);
-        void chain.compact();
+        // Every other one goes on while the next capture is taken.
+        if (cycle % 2 === 0) void chain.compact();
+        else await chain.compact();
         longest = Math.max(longest, chain.layers.length);
         if (cycle % 3 !== 2) continue;
         const next = await restored(chain);
@@ -153,12 +167,13 @@ describe('a chain of memory layers', () => {
         await source[Symbol.asyncDispose]();
         source = next;
         const former = chain;
-        chain = chainIn(await ownDirectory());
+        chain = chainIn(await ownDirectory(), counted);
         await chain.take(former.layers.flatMap((layer) => layer.known ?? []));
         expect(chain.layers).toHaveLength(former.layers.length);
         await former[Symbol.asyncDispose]();
       }
-      expect(longest).toBeLessThanOrEqual(MAX_MEMORY_LAYERS);
+      expect(longest).toBeLessThanOrEqual(MERGED_MEMORY_LAYERS);
+      expect(merges).toBeGreaterThan(1);
       expect(await digestOfRestored(chain)).toBe(await source.digest());
       expect(log.find('warn', 'could not be merged')).toEqual([]);
     } finally {
@@ -169,12 +184,11 @@ describe('a chain of memory layers', () => {
 
   test('a capture that goes on during a merge is about the parts and gets the merged layer', async () => {
     const gate = Promise.withResolvers<void>();
-    const slow: MemoryThread = {
-      async run(job) {
-        if (job.kind === 'merge-layers') await gate.promise;
-        return memory.run(job);
+    const slow: BackgroundJobs = {
+      async run(job, signal) {
+        await gate.promise;
+        return background.run(job, signal);
       },
-      async [Symbol.asyncDispose]() {},
     };
     const own = await ownDirectory();
     await using chain = chainIn(own, slow);
@@ -210,43 +224,80 @@ describe('a chain of memory layers', () => {
     expect(await readdir(own)).toHaveLength(1);
   });
 
-  test.each(['merge-layers', 'hash-file'])(
-    'a merge whose %s fails changes nothing; the next one succeeds',
-    async (kind) => {
-      let failures = 1;
-      const failing: MemoryThread = {
-        async run(job) {
-          const result = await memory.run(job);
-          // After its effect: the file is there.
-          if (job.kind === kind && failures-- > 0) throw new Error('input/output error');
-          return result;
-        },
-        async [Symbol.asyncDispose]() {},
-      };
-      const own = await ownDirectory();
-      await using chain = chainIn(own, failing);
-      await using source = await Mapper.start(base, SIZE);
-      await fillChain(source, chain);
-      await chain.compact();
-      expect(log.find('warn', 'could not be merged')).toHaveLength(1);
-      expect(await readdir(own)).toHaveLength(MERGED_MEMORY_LAYERS);
-      expect(await digestOfRestored(chain)).toBe(await source.digest());
-      await chain.compact();
-      expect(chain.layers).toHaveLength(1);
-      expect(await digestOfRestored(chain)).toBe(await source.digest());
-    },
-  );
-
-  test('an engine that ends does not wait for its merge', async () => {
+  test('a merge that fails changes nothing and is tried again upon the next layer, not before', async () => {
+    let runs = 0;
+    const failing: BackgroundJobs = {
+      async run(job, signal) {
+        const result = await background.run(job, signal);
+        // After its effect: the file is there.
+        if (runs++ === 0) throw new Error('input/output error');
+        return result;
+      },
+    };
     const own = await ownDirectory();
-    const chain = chainIn(own);
+    await using chain = chainIn(own, failing);
     await using source = await Mapper.start(base, SIZE);
     await fillChain(source, chain);
+    for (let again = 0; again < 2; again++) await chain.compact();
+    expect(runs).toBe(1);
+    expect(log.find('warn', 'could not be merged')).toHaveLength(1);
+    expect(await readdir(own)).toHaveLength(MERGED_MEMORY_LAYERS);
+    expect(await digestOfRestored(chain)).toBe(await source.digest());
+    await source.fill(70, [8]);
+    await capture(source, chain);
+    await chain.compact();
+    expect(chain.layers).toHaveLength(1);
+    expect(await digestOfRestored(chain)).toBe(await source.digest());
+  });
+
+  test.each([
+    ['is not begun', -1, MERGED_MEMORY_LAYERS, 1],
+    ['is done', 0, 1, 0],
+  ])('a merge %s where the disk would have %i bytes more than are spared', async (_what, more, length, warnings) => {
+    let parts = 0;
+    const jobs = createBackgroundJobs({ clock, freeBytes: async () => SPARE_DISK_BYTES + parts + more });
+    const own = await ownDirectory();
+    await using chain = chainIn(own, jobs);
+    await using source = await Mapper.start(base, SIZE);
+    await fillChain(source, chain);
+    parts = chain.layers.reduce((sum, { bytes }) => sum + bytes, 0);
+    await chain.compact();
+    expect(chain.layers).toHaveLength(length);
+    expect(await readdir(own)).toHaveLength(length);
+    expect(log.find('warn', 'could not be merged')).toHaveLength(warnings);
+  });
+
+  test('an engine that ends waits neither for its merge nor for those in front of it', async () => {
+    const gate = Promise.withResolvers<void>();
+    const reached = Promise.withResolvers<void>();
+    const jobs = createBackgroundJobs({
+      clock,
+      // The first merge has its turn, and stays there.
+      async freeBytes() {
+        reached.resolve();
+        await gate.promise;
+        return Number.MAX_SAFE_INTEGER;
+      },
+    });
+    const [first, second] = [chainIn(await ownDirectory(), jobs), await ownDirectory()];
+    await using source = await Mapper.start(base, SIZE);
+    await fillChain(source, first);
+    const inFront = first.compact();
+    await reached.promise;
+    const chain = chainIn(second, jobs);
+    await fillChain(source, chain);
     const merging = chain.compact();
+    const names = await readdir(second);
     await chain[Symbol.asyncDispose]();
     await merging;
-    expect(log.find('warn', 'could not be merged')).toEqual([]);
-    expect(await readdir(own)).not.toContain('memory.merging');
+    expect(first.layers).toHaveLength(MERGED_MEMORY_LAYERS);
+    expect(names).toHaveLength(MERGED_MEMORY_LAYERS);
+    expect(await readdir(second)).toEqual(names);
+    gate.resolve();
+    await inFront;
+    expect(first.layers).toHaveLength(1);
+    expect(log.find('warn', '')).toEqual([]);
+    await first[Symbol.asyncDispose]();
   });
 
   test('what a later server finds, wherever a merge was cut short, is enough for a right capture', async () => {
@@ -272,7 +323,7 @@ describe('a chain of memory layers', () => {
       for (const part of names) await copyFile(join(parts, part), join(left, part));
       await copyFile(whole, join(left, name));
       await writeFile(join(left, 'disk-0.qcow2'), 'not of the memory');
-      await using found = chainIn(left, memory, await findMemoryChain(left));
+      await using found = chainIn(left, background, await findMemoryChain(left, log));
       expect(found.layers).toHaveLength(expected);
       expect(await readdir(left)).toHaveLength(expected + 1);
       expect(await digestOfRestored(found)).toBe(await source.digest());

@@ -1,7 +1,7 @@
 import { rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { type Log, PlatformError, type SnapshotArtifact } from '@agentenv/core';
-import type { MemoryThread } from './memory-thread.ts';
+import type { BackgroundJobs } from './background-jobs.ts';
 import { linked, syncFile } from './snapshot-files.ts';
 
 /** Layers a capture is written upon at most; with more it holds everything that differs from the base again. */
@@ -54,7 +54,7 @@ export interface MemoryChain extends AsyncDisposable {
   borrow(): BorrowedLayers;
   /**
    * Merges a long chain in the background; captures go on upon the former layers meanwhile. Resolves once that is over: a
-   * failure is logged, and the chain is as it was.
+   * failure is logged, the chain is as it was, and it is tried again upon the next layer. Disposing ends it.
    */
   compact(): Promise<void>;
 }
@@ -66,7 +66,7 @@ export interface MemoryChainOptions {
   readonly layers: readonly MemoryLayer[];
   /** Bytes of guest memory. */
   readonly size: number;
-  readonly memory: MemoryThread;
+  readonly jobs: BackgroundJobs;
   readonly log: Log;
 }
 
@@ -85,15 +85,17 @@ export function mergeFrom(layers: readonly MemoryLayer[], size: number): number 
 }
 
 export function createMemoryChain(options: MemoryChainOptions): MemoryChain {
-  const { directory, size, memory, log } = options;
+  const { directory, size, jobs, log } = options;
   let layers = options.layers;
   let next = Math.max(-1, ...layers.map(({ last }) => last)) + 1;
   /** Names taken here and not removed yet. */
   const names = new Set(layers.map(({ path }) => path));
   const borrowers = new Set<BorrowedLayers>();
-  const cancelled = new SharedArrayBuffer(Int32Array.BYTES_PER_ELEMENT);
+  const stopping = new AbortController();
+  const { signal } = stopping;
   let compacting: Promise<void> | undefined;
-  let disposed = false;
+  /** The newest layer when a merge failed last: what failed is not tried again before there is another one. */
+  let failedBelow: string | undefined;
   /** The last merge: a capture that began before it is about its parts. */
   let merged: { readonly parts: readonly MemoryLayer[]; readonly whole: MemoryLayer } | undefined;
 
@@ -129,14 +131,15 @@ export function createMemoryChain(options: MemoryChainOptions): MemoryChain {
     const target = join(directory, MERGING);
     const numbers = { first: parts[0]?.first ?? 0, last: parts.at(-1)?.last ?? 0 };
     try {
-      await memory.run({ kind: 'merge-layers', sources: parts.map(({ path }) => path), target, size, cancelled });
-      const [{ bytes, sha256 }] = await Promise.all([
-        memory.run({ kind: 'hash-file', path: target }),
-        syncFile(target),
-      ]);
+      // Of a former server, which could not be removed when its engine was found.
+      await rm(target, { force: true });
+      const sources = parts.map(({ path }) => path);
+      const { bytes, sha256 } = await jobs.run({ kind: 'merge-layers', sources, target, size }, signal);
+      await syncFile(target);
+      signal.throwIfAborted();
       const path = join(directory, ownLayerName(numbers));
-      await rename(target, path);
       names.add(path);
+      await rename(target, path);
       merged = { parts, whole: { path, bytes, ...numbers, known: { path, size: bytes, sha256 } } };
       layers = withMerge(layers);
     } finally {
@@ -146,7 +149,7 @@ export function createMemoryChain(options: MemoryChainOptions): MemoryChain {
 
   /** Nothing is lost by a failure: the next attempt does it, or a capture goes without. */
   function warn(caught: unknown, what: string): void {
-    if (!disposed) log.warn({ error: PlatformError.fromUnknown(caught) }, what);
+    if (!signal.aborted) log.warn({ error: PlatformError.fromUnknown(caught) }, what);
   }
 
   return {
@@ -192,9 +195,13 @@ export function createMemoryChain(options: MemoryChainOptions): MemoryChain {
     },
     async compact() {
       const from = mergeFrom(layers, size);
-      if (disposed || compacting !== undefined || from === undefined) return compacting;
+      const newest = layers.at(-1)?.path;
+      if (signal.aborted || compacting !== undefined || from === undefined || newest === failedBelow) return compacting;
       compacting = merge(layers.slice(from))
-        .catch((caught: unknown) => warn(caught, 'layers of captured memory could not be merged'))
+        .catch((caught: unknown) => {
+          failedBelow = newest;
+          warn(caught, 'layers of captured memory could not be merged');
+        })
         .then(() => {
           compacting = undefined;
           return prune();
@@ -203,8 +210,7 @@ export function createMemoryChain(options: MemoryChainOptions): MemoryChain {
       return compacting;
     },
     async [Symbol.asyncDispose]() {
-      disposed = true;
-      Atomics.store(new Int32Array(cancelled), 0, 1);
+      stopping.abort(new PlatformError('canceled', 'the memory is not merged any more'));
       await compacting;
     },
   };

@@ -37,15 +37,10 @@ export interface HashFileJob {
   readonly path: string;
 }
 
-export type MemoryJob =
-  | DumpMemoryJob
-  | DigestJob
-  | HashFileJob
-  | SaveLayerJob
-  | ReduceLayerJob
-  | MergeLayersJob
-  | ApplyLayersJob
-  | MergeDiskLayersJob;
+export type MemoryJob = DumpMemoryJob | DigestJob | HashFileJob | SaveLayerJob | ReduceLayerJob | ApplyLayersJob;
+
+/** Writes one layer, of memory or of a disk, that stands for several, and hashes it. */
+export type BackgroundJob = MergeLayersJob | MergeDiskLayersJob;
 
 export interface MemoryJobResult {
   /** Bytes copied, applied or hashed; of a digest those in pages that are not zero; of a layer that was written the file's size. */
@@ -118,7 +113,7 @@ function hashFile(path: string): MemoryJobResult {
 }
 
 /** Runs one job on the calling thread; it blocks until done, so only a worker thread calls it. */
-export function runMemoryJob(job: MemoryJob): MemoryJobResult {
+export function runMemoryJob(job: MemoryJob | BackgroundJob): MemoryJobResult {
   switch (job.kind) {
     case 'dump-memory':
       return { bytes: dumpMemory(job), sha256: '' };
@@ -127,7 +122,8 @@ export function runMemoryJob(job: MemoryJob): MemoryJobResult {
     case 'reduce-layer':
       return { bytes: reduceLayer(job), sha256: '' };
     case 'merge-layers':
-      return { bytes: mergeLayers(job), sha256: '' };
+      mergeLayers(job);
+      return hashFile(job.target);
     case 'apply-layers':
       return { bytes: applyLayers(job), sha256: '' };
     case 'digest':

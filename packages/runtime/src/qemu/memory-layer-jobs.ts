@@ -36,8 +36,6 @@ export interface MergeLayersJob {
   readonly target: string;
   /** Bytes of guest memory. */
   readonly size: number;
-  /** One shared integer; the job fails soon after it is no longer 0. */
-  readonly cancelled: SharedArrayBuffer;
 }
 
 /** Writes layers, oldest first, into the memory of an engine whose guest has not run yet. */
@@ -61,7 +59,7 @@ function runsOf(pieces: readonly LayerPiece[]): readonly Extent[] {
 }
 
 /** Gathers scattered pages into large writes behind a head; answers the size of the file. */
-function writeLayer(path: string, size: number, pieces: readonly LayerPiece[], proceed = () => {}): number {
+function writeLayer(path: string, size: number, pieces: readonly LayerPiece[]): number {
   const head = encodeLayerIndex(size, runsOf(pieces));
   const target = openSync(path, 'wx', 0o600);
   try {
@@ -70,7 +68,6 @@ function writeLayer(path: string, size: number, pieces: readonly LayerPiece[], p
     let position = head.length;
     let used = 0;
     const flush = (): void => {
-      proceed();
       writeFully(target, buffer, 0, used, position);
       position += used;
       used = 0;
@@ -152,14 +149,11 @@ export function reduceLayer({ source, below, base, target, size }: ReduceLayerJo
   return withFile(base, 'r', (fd) => writeLayer(target, size, differences(now, former, fd)));
 }
 
-/** Merges the layers; answers the size of the new file. Blocks until done. */
-export function mergeLayers({ sources, target, size, cancelled }: MergeLayersJob): number {
+/** Merges the layers. Blocks until done. */
+export function mergeLayers({ sources, target, size }: MergeLayersJob): void {
   using stack = openLayerStack(sources, size);
   const pieces = [...stack.pieces()].toSorted((left, right) => left.offset - right.offset);
-  const flag = new Int32Array(cancelled);
-  return writeLayer(target, size, pieces, () => {
-    if (Atomics.load(flag, 0) !== 0) throw new Error('nobody needs the merged layer any more');
-  });
+  writeLayer(target, size, pieces);
 }
 
 /** Applies the layers, each page once; answers the bytes of guest memory written. Blocks until done. */

@@ -1,8 +1,7 @@
 import { Worker } from 'node:worker_threads';
 import { PlatformError } from '@agentenv/core';
-import { createGate } from './gate.ts';
 import { hostFault } from './host-fault.ts';
-import type { MemoryJob, MemoryJobResult } from './memory-jobs.ts';
+import type { BackgroundJob, MemoryJob, MemoryJobResult } from './memory-jobs.ts';
 import type { WorkerAnswer, WorkerRequest } from './memory-worker.ts';
 
 /** Threads for everything that reads, writes or hashes guest memory and disk layers. */
@@ -15,8 +14,9 @@ export interface MemoryThread extends AsyncDisposable {
 const THREADS = 2;
 
 /** A worker thread whose jobs run one after the other. */
-interface Lane extends MemoryThread {
+interface Lane extends AsyncDisposable {
   readonly waiting: number;
+  run(job: MemoryJob | BackgroundJob): Promise<MemoryJobResult>;
   /** Has the thread running before it is needed. */
   prepare(): void;
 }
@@ -26,54 +26,24 @@ interface Waiter {
   readonly reject: (error: PlatformError) => void;
 }
 
-/** Jobs go where the fewest wait; the first one starts all threads but that of merges. */
+/** Jobs go where the fewest wait; the first one starts all threads. */
 export function createMemoryThread(): MemoryThread {
   const lanes = Array.from({ length: THREADS }, createLane);
-  // Nobody waits for a merge, and a guest that stands still must not wait for one.
-  const background = createLane();
   return {
     run(job) {
-      if (job.kind === 'merge-layers') return background.run(job);
       for (const lane of lanes) lane.prepare();
       const [idlest] = lanes.toSorted((left, right) => left.waiting - right.waiting);
       if (idlest === undefined) throw new Error('unreachable: there are threads');
       return idlest.run(job);
     },
     async [Symbol.asyncDispose]() {
-      await Promise.all([...lanes, background].map((lane) => lane[Symbol.asyncDispose]()));
-    },
-  };
-}
-
-/** Work nobody waits for, on all sandboxes of a host together one job at a time. */
-export interface BackgroundJobs {
-  /**
-   * Runs a job in a thread of its own, which has ended when this settles, also when the signal ended it: what is half
-   * written then is the caller's to remove. Rejects as the other threads do.
-   */
-  run(job: MemoryJob, signal: AbortSignal): Promise<MemoryJobResult>;
-}
-
-/** Jobs that neither keep those of `createMemoryThread` waiting nor are hard to stop. */
-export function createBackgroundJobs(): BackgroundJobs {
-  const turns = createGate(1);
-  return {
-    async run(job, signal) {
-      using _turn = await turns.enter(signal);
-      await using lane = createLane();
-      const stop = (): void => void lane[Symbol.asyncDispose]();
-      signal.addEventListener('abort', stop, { once: true });
-      try {
-        return await lane.run(job);
-      } finally {
-        signal.removeEventListener('abort', stop);
-      }
+      await Promise.all(lanes.map((lane) => lane[Symbol.asyncDispose]()));
     },
   };
 }
 
 /** Starts its thread with the first job and again after the thread died; an idle thread does not keep the process alive. */
-function createLane(): Lane {
+export function createLane(): Lane {
   const waiters = new Map<number, Waiter>();
   let worker: Worker | undefined;
   let nextId = 1;

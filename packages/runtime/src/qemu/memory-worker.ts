@@ -1,9 +1,9 @@
 import { parentPort } from 'node:worker_threads';
-import { type MemoryJob, type MemoryJobResult, runMemoryJob } from './memory-jobs.ts';
+import { type BackgroundJob, type MemoryJob, type MemoryJobResult, runMemoryJob } from './memory-jobs.ts';
 
 export interface WorkerRequest {
   readonly id: number;
-  readonly job: MemoryJob;
+  readonly job: MemoryJob | BackgroundJob;
 }
 
 export type WorkerAnswer =

@@ -149,14 +149,14 @@ export function createRunningVm(deps: RunningVmDeps): RunningVm {
     try {
       const snapshot = await hold(directory, contents, signal, onCopied);
       await deps.onCaptured(snapshot);
-      // One that is held is about to be stopped.
-      if (goesOn()) void engine.memory.compact();
       return { manifest: snapshot.manifest, async release() {} };
     } catch (caught) {
       if (goesOn()) throw PlatformError.fromUnknown(caught, 'the capture failed');
       throw await recover(caught);
     } finally {
       settling = false;
+      // One that is held is about to be stopped. A capture that failed has frozen a layer too.
+      if (goesOn()) engine.compact();
     }
   }
 
@@ -178,20 +178,17 @@ export function createRunningVm(deps: RunningVmDeps): RunningVm {
     },
     capture: (directory, signal) => capture(directory, 'full', signal),
     captureDisk: (directory, signal) => capture(directory, 'disk', signal),
-    async snapshot(directory, signal) {
-      const captured = await capture(directory, 'full', signal, async () => {
+    snapshot: (directory, signal) =>
+      capture(directory, 'full', signal, async () => {
         await goOn();
         if (phase === 'held') phase = 'running';
         log.info({ heldMs: host.clock.monotonic() - stoppedAt }, 'the sandbox goes on after its snapshot was copied');
-      });
-      engine.compactDisk();
-      return captured;
-    },
+      }),
     async release() {
       expectPhase('held', 'release');
       await goOn();
       phase = 'running';
-      engine.compactDisk();
+      engine.compact();
     },
     async applyNetwork(policy, signal) {
       if (phase === 'ended') throw new PlatformError('sandbox_unavailable', 'the sandbox has ended');

@@ -1,0 +1,74 @@
+import { mkdtemp, open, readdir, rm, stat, truncate } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createFakeClock } from '@agentenv/core/testing';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { createBackgroundJobs } from './background-jobs.ts';
+import { encodeLayerIndex } from './memory-layer.ts';
+import type { MergeLayersJob } from './memory-layer-jobs.ts';
+
+const MIB = 1024 * 1024;
+/** Takes seconds to merge, of which nobody waits for the second. */
+const LARGE = 4096 * MIB;
+const SMALL = MIB;
+const DAY_MS = 86_400_000;
+
+describe('jobs in the background', () => {
+  const clock = createFakeClock();
+  let directory: string;
+
+  beforeEach(async () => {
+    directory = await mkdtemp(join(tmpdir(), 'aenv-background-'));
+  });
+  afterEach(() => rm(directory, { recursive: true, force: true }));
+
+  /** A merge of one layer that holds all of a memory, as holes. */
+  async function mergeOf(name: string, size: number): Promise<MergeLayersJob> {
+    const source = join(directory, name);
+    const head = encodeLayerIndex(size, [{ offset: 0, length: size }]);
+    await using file = await open(source, 'wx');
+    await file.write(head);
+    await truncate(source, head.length + size);
+    return { kind: 'merge-layers', sources: [source], target: join(directory, `${name}.merged`), size };
+  }
+
+  test.each(['its signal', 'its deadline'])('one under way is ended by %s, and the next one runs', async (by) => {
+    const jobs = createBackgroundJobs({ clock });
+    const stopping = new AbortController();
+    const large = await mergeOf('large', LARGE);
+    const ended = expect(jobs.run(large, stopping.signal)).rejects.toMatchObject(
+      by === 'its signal' ? { message: 'enough' } : { code: 'deadline_exceeded' },
+    );
+    const next = jobs.run(await mergeOf('small', SMALL), new AbortController().signal);
+    await expect.poll(() => readdir(directory)).toContain('large.merged');
+    if (by === 'its signal') stopping.abort(new Error('enough'));
+    else await clock.advance(DAY_MS);
+    await ended;
+    const { size } = await stat(large.target);
+    expect(size).toBeLessThan(LARGE);
+    expect((await next).bytes).toBeGreaterThan(SMALL);
+    expect((await stat(large.target)).size).toBe(size);
+  });
+
+  test('one that waits for its turn is ended by its signal and never runs', async () => {
+    const reached = Promise.withResolvers<void>();
+    const gate = Promise.withResolvers<void>();
+    const jobs = createBackgroundJobs({
+      clock,
+      async freeBytes() {
+        reached.resolve();
+        await gate.promise;
+        return Number.MAX_SAFE_INTEGER;
+      },
+    });
+    const first = jobs.run(await mergeOf('first', SMALL), new AbortController().signal);
+    await reached.promise;
+    const stopping = new AbortController();
+    const second = jobs.run(await mergeOf('second', SMALL), stopping.signal);
+    stopping.abort(new Error('enough'));
+    await expect(second).rejects.toThrow('enough');
+    gate.resolve();
+    expect((await first).bytes).toBeGreaterThan(SMALL);
+    expect(await readdir(directory)).not.toContain('second.merged');
+  });
+});

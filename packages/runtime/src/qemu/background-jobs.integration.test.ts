@@ -1,6 +1,7 @@
 import { mkdtemp, open, readdir, rm, stat, truncate } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { PlatformError } from '@agentenv/core';
 import { createFakeClock } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { createBackgroundJobs } from './background-jobs.ts';
@@ -41,7 +42,7 @@ describe('jobs in the background', () => {
     );
     const next = jobs.run(await mergeOf('small', SMALL), new AbortController().signal);
     await expect.poll(() => readdir(directory)).toContain('large.merged');
-    if (by === 'its signal') stopping.abort(new Error('enough'));
+    if (by === 'its signal') stopping.abort(new PlatformError('canceled', 'enough'));
     else await clock.advance(DAY_MS);
     await ended;
     const { size } = await stat(large.target);
@@ -65,7 +66,7 @@ describe('jobs in the background', () => {
     await reached.promise;
     const stopping = new AbortController();
     const second = jobs.run(await mergeOf('second', SMALL), stopping.signal);
-    stopping.abort(new Error('enough'));
+    stopping.abort(new PlatformError('canceled', 'enough'));
     await expect(second).rejects.toThrow('enough');
     gate.resolve();
     expect((await first).bytes).toBeGreaterThan(SMALL);

@@ -336,6 +336,19 @@ describe('a chain of memory layers', () => {
     }
   });
 
+  test('what a later server cannot remove does not keep it from the layers it finds', async () => {
+    const own = await ownDirectory();
+    await using source = await Mapper.start(base, SIZE);
+    await using chain = chainIn(own);
+    await source.fill(1, [1, 2]);
+    await capture(source, chain);
+    // Not a file: removing it fails.
+    await mkdir(join(own, 'memory-1'));
+    const found = await findMemoryChain(own, log);
+    expect(found.map(({ path }) => path)).toEqual(chain.layers.map(({ path }) => path));
+    expect(log.find('warn', 'could not be removed')).toHaveLength(1);
+  });
+
   test("of layers that are not its engine's at all a capture is right as well", async () => {
     await using chain = chainIn(await ownDirectory());
     await using source = await Mapper.start(base, SIZE);

@@ -3,6 +3,9 @@ import { createServer } from 'node:net';
 import { PlatformError } from '@agentenv/core';
 import { splitAddress } from './config/load.ts';
 
+/** A host name may have to be resolved. */
+const LOOK_DEADLINE_MS = 10_000;
+
 /** What is told of an address, `host:port`, that this server cannot have. */
 export function cannotListen(address: string, cause: unknown): PlatformError {
   const reason = cause instanceof Error ? cause.message : String(cause);
@@ -13,8 +16,9 @@ export function cannotListen(address: string, cause: unknown): PlatformError {
 export async function requireFree(address: string): Promise<void> {
   const probe = createServer();
   try {
-    probe.listen(splitAddress(address));
-    await once(probe, 'listening');
+    const signal = AbortSignal.timeout(LOOK_DEADLINE_MS);
+    probe.listen({ ...splitAddress(address), signal });
+    await once(probe, 'listening', { signal });
   } catch (error) {
     throw cannotListen(address, error);
   }

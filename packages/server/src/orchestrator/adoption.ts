@@ -11,7 +11,7 @@ import type { Attachment } from './attachment.ts';
 import type { DurableState } from './durable-state.ts';
 import type { OwnerLog } from './owner-log.ts';
 import type { Reconciled } from './reconcile.ts';
-import type { SandboxTable } from './sandbox-table.ts';
+import { ENGINE, type SandboxTable } from './sandbox-table.ts';
 
 export interface AdoptionDependencies {
   readonly table: SandboxTable;
@@ -41,7 +41,7 @@ export function takeOver(deps: AdoptionDependencies, { paused, running }: Reconc
     const entry = add(record);
     const reservation = deps.admission.occupy(record.resources);
     entry.held.push('place on the host', () => reservation.release());
-    entry.held.push('engine', () => generation.stop());
+    entry.held.push(ENGINE, () => generation.stop());
     owner.adopted(record.id);
     attachment.publish(entry, generation, attachment.startEnvd(entry, generation));
     attachment.watch(entry, generation);

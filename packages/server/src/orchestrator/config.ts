@@ -14,6 +14,8 @@ export interface OrchestratorConfig {
   readonly releaseTimeoutMs: number;
   /** How long an aborted step may unwind before a kill goes on without it (contract/README, "DELETE sandbox"). */
   readonly killGraceMs: number;
+  /** How long the engine of a killed sandbox waits for the ledger's note of the kill. */
+  readonly killNoteTimeoutMs: number;
   /** How long a request waits for a transition of its sandbox. */
   readonly stateWaitMs: number;
   /** Requests that may wait for one sandbox. */
@@ -50,6 +52,7 @@ export const DEFAULT_ORCHESTRATOR_CONFIG: Omit<OrchestratorConfig, 'envdVersion'
   ledgerTimeoutMs: 10_000,
   releaseTimeoutMs: 10_000,
   killGraceMs: 2_000,
+  killNoteTimeoutMs: 2_000,
   stateWaitMs: STATE_WAIT_MS,
   maxWaitingPerSandbox: 256,
   autoEvictIntervalMs: 1_000,

@@ -174,7 +174,7 @@ export async function createOrchestrator(deps: OrchestratorDependencies): Promis
     events: deps.events,
     keeper,
     retryMs: config.releaseRetryMs,
-    noteMs: config.killGraceMs,
+    noteMs: config.killNoteTimeoutMs,
   });
   const attachment = createAttachment({ ...deps, accessToken, owner, onRuntimeEnded });
   const launch = createLaunch({

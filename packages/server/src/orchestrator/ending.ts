@@ -14,7 +14,7 @@ import type { EventPublisher } from './event-publisher.ts';
 import type { EndReason, LifecycleMetrics } from './lifecycle-metrics.ts';
 import type { OwnerLog } from './owner-log.ts';
 import type { RecordKeeper } from './record-keeper.ts';
-import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
+import { ENGINE, type SandboxEntry, type SandboxTable } from './sandbox-table.ts';
 
 export interface EndCause {
   readonly event: Extract<SandboxEvent, 'kill' | 'runtime-ended' | 'launch-failed' | 'capture-lost'>;
@@ -82,7 +82,7 @@ export function createEnding(deps: EndingDependencies): Ending {
     entry.farewell = () => {
       deps.events.publish(before, { type: 'sandbox.lifecycle.killed', reason: cause.reason, ranSince });
     };
-    entry.noted = note(entry, { ...before, state: 'killing', engineGone: !entry.held.has('engine') });
+    entry.noted = note(entry, { ...before, state: 'killing', engineGone: !entry.held.has(ENGINE) });
   }
 
   /** Once, and not before it is certain that no start can bring the sandbox back. */

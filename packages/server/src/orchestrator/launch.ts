@@ -14,7 +14,7 @@ import type { OrchestratorConfig } from './config.ts';
 import { createEngineStart } from './engine-start.ts';
 import type { EventPublisher } from './event-publisher.ts';
 import type { RecordKeeper } from './record-keeper.ts';
-import type { SandboxEntry, SandboxTable } from './sandbox-table.ts';
+import { ENGINE, type SandboxEntry, type SandboxTable } from './sandbox-table.ts';
 import { createStages } from './stages.ts';
 
 export interface LaunchDependencies {
@@ -66,7 +66,7 @@ export function createLaunch(deps: LaunchDependencies): Launch {
       graceMs: config.killGraceMs,
       signal,
     });
-    entry.held.push('engine', engine.stop);
+    entry.held.push(ENGINE, engine.stop);
     const plan: LaunchPlan = {
       sandboxId: record.id,
       instanceId: record.instanceId,

@@ -29,6 +29,9 @@ export interface Generation {
   readonly sampling: Disposable;
 }
 
+/** How the engine is called among what a generation holds. */
+export const ENGINE = 'engine';
+
 /** A sandbox this server is responsible for. Its record changes through the table only. */
 export interface SandboxEntry {
   readonly record: SandboxRecord;

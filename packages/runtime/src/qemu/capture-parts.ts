@@ -115,7 +115,10 @@ async function keepLayers(
   return kept;
 }
 
-/** Copies what changed against the memory the engine maps, of which the layer is what differs from those below; or all of it when that is most of it or there is nothing below. */
+/**
+ * Copies what changed against the memory the engine maps, of which the layer is what differs from those below; or all of
+ * the memory, when most of it changed or nothing is below.
+ */
 export async function saveMemory(context: CaptureContext, signal: AbortSignal | undefined): Promise<CapturedLayers> {
   const { host, source, exec, target } = context;
   const { engine, origin } = source;

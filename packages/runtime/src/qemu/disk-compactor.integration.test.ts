@@ -337,8 +337,15 @@ describe('the disk of a running engine whose layers are merged', () => {
     }
   });
 
-  test('layers that cannot be merged stay as they are, and captures go on', async () => {
-    const world = await layered();
+  test('layers that cannot be merged stay as they are until there is another one, and captures go on', async () => {
+    let runs = 0;
+    const counted: BackgroundJobs = {
+      run(job, signal) {
+        runs++;
+        return background.run(job, signal);
+      },
+    };
+    const world = await layered(5, counted);
     const [oldest] = world.server.disk.layers;
     const path = oldest?.path ?? '';
     const magic = (await readFile(path)).subarray(0, 4);
@@ -346,6 +353,13 @@ describe('the disk of a running engine whose layers are merged', () => {
     world.server.compactor.compact();
     await expect.poll(() => log.find('warn', 'were not merged').length, { timeout: DEADLINE_MS }).toBe(1);
     await overwrite(path, magic);
+    world.server.compactor.compact();
+    await expectTidy(world);
+    await expectShown(await capture(world));
+    expect(runs).toBe(1);
+    expect(world.server.disk.layers).toHaveLength(6);
+    await compacted(world);
+    expect(runs).toBeGreaterThan(1);
     await expectTidy(world);
     await expectShown(await capture(world));
   });

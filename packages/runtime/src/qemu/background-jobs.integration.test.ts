@@ -4,7 +4,8 @@ import { join } from 'node:path';
 import { PlatformError } from '@agentenv/core';
 import { createFakeClock } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { createBackgroundJobs } from './background-jobs.ts';
+import { type BackgroundJobs, createBackgroundJobs } from './background-jobs.ts';
+import type { MemoryJobResult } from './memory-jobs.ts';
 import { encodeLayerIndex } from './memory-layer.ts';
 import type { MergeLayersJob } from './memory-layer-jobs.ts';
 
@@ -13,15 +14,32 @@ const MIB = 1024 * 1024;
 const LARGE = 4096 * MIB;
 const SMALL = MIB;
 const DAY_MS = 86_400_000;
+/** Until a thread has started on a busy host. */
+const START_MS = 20_000;
 
 describe('jobs in the background', () => {
   const clock = createFakeClock();
   let directory: string;
+  /** Of every job of a test. */
+  let over: AbortController;
+  let started: Promise<unknown>[];
 
   beforeEach(async () => {
+    over = new AbortController();
+    started = [];
     directory = await mkdtemp(join(tmpdir(), 'aenv-background-'));
   });
-  afterEach(() => rm(directory, { recursive: true, force: true }));
+  afterEach(async () => {
+    over.abort();
+    await Promise.allSettled(started);
+    await rm(directory, { recursive: true, force: true });
+  });
+
+  function run(jobs: BackgroundJobs, job: MergeLayersJob, signal = over.signal): Promise<MemoryJobResult> {
+    const result = jobs.run(job, AbortSignal.any([over.signal, signal]));
+    started.push(result);
+    return result;
+  }
 
   /** A merge of one layer that holds all of a memory, as holes. */
   async function mergeOf(name: string, size: number): Promise<MergeLayersJob> {
@@ -34,14 +52,15 @@ describe('jobs in the background', () => {
   }
 
   test.each(['its signal', 'its deadline'])('one under way is ended by %s, and the next one runs', async (by) => {
-    const jobs = createBackgroundJobs({ clock });
+    // Ended long before it has written so much.
+    const jobs = createBackgroundJobs({ clock, freeBytes: async () => Number.MAX_SAFE_INTEGER });
     const stopping = new AbortController();
     const large = await mergeOf('large', LARGE);
-    const ended = expect(jobs.run(large, stopping.signal)).rejects.toMatchObject(
+    const ended = expect(run(jobs, large, stopping.signal)).rejects.toMatchObject(
       by === 'its signal' ? { message: 'enough' } : { code: 'deadline_exceeded' },
     );
-    const next = jobs.run(await mergeOf('small', SMALL), new AbortController().signal);
-    await expect.poll(() => readdir(directory)).toContain('large.merged');
+    const next = run(jobs, await mergeOf('small', SMALL));
+    await expect.poll(() => readdir(directory), { timeout: START_MS }).toContain('large.merged');
     if (by === 'its signal') stopping.abort(new PlatformError('canceled', 'enough'));
     else await clock.advance(DAY_MS);
     await ended;
@@ -62,10 +81,10 @@ describe('jobs in the background', () => {
         return Number.MAX_SAFE_INTEGER;
       },
     });
-    const first = jobs.run(await mergeOf('first', SMALL), new AbortController().signal);
+    const first = run(jobs, await mergeOf('first', SMALL));
     await reached.promise;
     const stopping = new AbortController();
-    const second = jobs.run(await mergeOf('second', SMALL), stopping.signal);
+    const second = run(jobs, await mergeOf('second', SMALL), stopping.signal);
     stopping.abort(new PlatformError('canceled', 'enough'));
     await expect(second).rejects.toThrow('enough');
     gate.resolve();

@@ -62,9 +62,11 @@ export async function adoptEngine(
   });
   const qmp = undo.use(await connectQmp(join(sockets, QMP_SOCKET), clock, undefined));
   await requireAlive(qmp, wanted);
-  const { layers, overlay } = await findDiskChain({ qmp, instance, layerDirectory: lower, owner: uid });
-  // Of a capture that was not finished.
-  await rm(join(instance, DEVICE_STATE), { force: true });
+  const found = await findDiskChain({ qmp, instance, layerDirectory: lower, owner: uid });
+  // Of a capture that was not finished. It takes little room, and the next one writes over it.
+  await rm(join(instance, DEVICE_STATE), { force: true }).catch((error: unknown) => {
+    log.warn({ error }, 'what was left of a capture could not be removed');
+  });
   const memory = afterGuest.use(
     createMemoryChain({
       ...{ directory: lower, layers: await findMemoryChain(lower, log), size: resources.memoryMB * MIB },
@@ -75,9 +77,21 @@ export async function adoptEngine(
   const { promise: exited } = Promise.withResolvers<string>();
   const ended = watchEnd({ qmp, exited, tail: () => '', clock, log });
   const disk = createDiskChain({
-    ...{ qmp, instance, layerDirectory: lower, base: diskBase, layers, overlay },
+    ...{ qmp, instance, layerDirectory: lower, base: diskBase, ...found },
     ...{ owner: uid, bytes: resources.diskSizeMB * MIB },
   });
   const process = { pid, startTime, name, uuid, mapped };
-  return engineOf(host, { process, resources, qmp, uid, directories, disk, memory, ended, release: undo.move() });
+  const engine = engineOf(host, {
+    process,
+    resources,
+    qmp,
+    uid,
+    directories,
+    disk,
+    memory,
+    ended,
+    release: undo.move(),
+  });
+  if (found.unused.length > 0) engine.compact();
+  return engine;
 }

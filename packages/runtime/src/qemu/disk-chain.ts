@@ -1,7 +1,7 @@
 import { rm } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { PlatformError, type SnapshotArtifact } from '@agentenv/core';
-import { confiscate, dropImages, imageNode, imagesInUse, overlayImage } from './disk-images.ts';
+import { closeImages, confiscate, imageNode, imagesInUse, overlayImage } from './disk-images.ts';
 import { createGate } from './gate.ts';
 import { createOverlay } from './qcow2.ts';
 import { DISK_NODE, ENGINE_FD, fdPath, fileNodeOf, nodeOf } from './qemu-args.ts';
@@ -49,11 +49,15 @@ export interface DiskChain {
   newImage(name: (number: number) => string): string;
   /**
    * Has the engine read `whole`, which shows the same, where it read `parts`, which lie upon each other. The guest may run.
-   * Whatever fails, the chain is valid; one of both is to be removed by `tidy`.
+   * Whatever fails, the chain is valid; one of both is to be removed by `tidy`. Once it is aborted the engine is not asked
+   * what became of it: `hold` does, or the server that adopts the engine.
    */
   replace(parts: readonly FrozenLayer[], whole: SnapshotArtifact, signal?: AbortSignal): Promise<void>;
-  /** Removes images the engine no longer reads; what cannot be removed is tried again by the next call. */
-  tidy(): Promise<void>;
+  /**
+   * Removes images the engine no longer reads. Rejects when one of them cannot be removed: the next call tries that again.
+   * The chain is not held while files are removed, which takes its time with large ones.
+   */
+  tidy(signal?: AbortSignal): Promise<void>;
 }
 
 /** What lies below a writable disk. */
@@ -77,6 +81,8 @@ export interface DiskChainOptions {
   readonly bytes: number;
   /** The overlay in use; that of a fresh engine unless given. */
   readonly overlay?: Overlay;
+  /** Images of a former server's that the engine does not read, to be removed by `tidy`. */
+  readonly unused?: readonly string[];
 }
 
 /** The writable end of a chain. */
@@ -122,8 +128,10 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
   let surrendered: string | undefined;
   /** What was to be replaced by what; whether the engine did is not known. */
   let replacing: { readonly parts: readonly FrozenLayer[]; readonly whole: SnapshotArtifact } | undefined;
-  /** Images the engine no longer reads, newest first. */
-  let dropped: readonly string[] = [];
+  /** Images the engine no longer reads, and may have open; oldest first. */
+  const dropped = new Set(options.unused);
+  /** Those it has closed. */
+  const closed = new Set<string>();
 
   const nodeBelow = (index: number): string => {
     const layer = layers[index - 1];
@@ -143,7 +151,8 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
       await createOverlay(join(instance, added), bytes, owner);
       await qmp.execute('blockdev-add', imageNode(added, fdPath(ENGINE_FD.instance, added), null, WRITABLE));
     } catch (caught) {
-      await rm(join(instance, added), { force: true });
+      // The engine may have it for all that.
+      dropped.add(join(instance, added));
       throw caught;
     }
   }
@@ -155,11 +164,11 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
     proposed = undefined;
   }
 
-  async function settleFreeze(): Promise<void> {
+  async function settleFreeze(signal?: AbortSignal): Promise<void> {
     if (proposed !== undefined) {
-      const [top] = await imagesInUse(qmp);
+      const [top] = await imagesInUse(qmp, signal);
       if (top === proposed) putOnTop(proposed);
-      else await rm(join(instance, proposed), { force: true });
+      else dropped.add(join(instance, proposed));
       proposed = undefined;
     }
     if (surrendered === undefined) return;
@@ -169,26 +178,38 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
     surrendered = undefined;
   }
 
-  async function settleReplacement(): Promise<void> {
+  async function settleReplacement(signal?: AbortSignal): Promise<void> {
     if (replacing === undefined) return;
     const { parts, whole } = replacing;
     const first = layers.findIndex(({ path }) => path === parts[0]?.path);
-    const done = (await imagesInUse(qmp)).includes(basename(whole.path));
+    const done = (await imagesInUse(qmp, signal)).includes(basename(whole.path));
     if (done) layers.splice(first, parts.length, { path: whole.path, known: whole });
-    dropped = [...(done ? parts.map(({ path }) => path).reverse() : [whole.path]), ...dropped];
+    for (const { path } of done ? parts : [whole]) dropped.add(path);
     replacing = undefined;
   }
 
   async function hold(signal?: AbortSignal): Promise<Disposable> {
     const turn = await turns.enter(signal);
     try {
-      await settleReplacement();
-      await settleFreeze();
+      await settleReplacement(signal);
+      await settleFreeze(signal);
       return turn;
     } catch (caught) {
       turn[Symbol.dispose]();
       throw caught;
     }
+  }
+
+  /** Answers why some of them could not be closed. */
+  async function closeDropped(signal: AbortSignal | undefined): Promise<unknown> {
+    using _held = await hold(signal);
+    const wanted = [...dropped].reverse();
+    const { paths, failure } = await closeImages(qmp, wanted, signal);
+    for (const path of wanted.filter((candidate) => !paths.includes(candidate))) {
+      dropped.delete(path);
+      closed.add(path);
+    }
+    return failure;
   }
 
   /** The engine opens it by its name in the directory, so it has to get one there. */
@@ -240,8 +261,8 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
     },
     newImage: (name) => join(layerDirectory, name(++made)),
     async replace(parts, whole, signal) {
-      using _held = await hold(signal).catch(async (caught: unknown) => {
-        await rm(whole.path, { force: true });
+      using _held = await hold(signal).catch((caught: unknown) => {
+        dropped.add(whole.path);
         throw caught;
       });
       const first = layers.findIndex(({ path }) => path === parts[0]?.path);
@@ -251,13 +272,21 @@ export function createDiskChain(options: DiskChainOptions): DiskChain {
         await qmp.execute('blockdev-add', layerNode(whole.path, nodeBelow(first)), {}, signal);
         await reopen(above?.path ?? image, nodeOf(whole.path), above === undefined ? WRITABLE : READ_ONLY, signal);
       } finally {
-        await settleReplacement();
+        // Whoever stops does not wait for an engine that may hang.
+        if (!signal?.aborted) await settleReplacement(signal);
       }
     },
-    async tidy() {
-      using _held = await hold();
-      await dropImages(qmp, dropped);
-      dropped = [];
+    async tidy(signal) {
+      let failure = await closeDropped(signal);
+      for (const path of closed) {
+        try {
+          await rm(path, { force: true });
+          closed.delete(path);
+        } catch (caught) {
+          failure = caught;
+        }
+      }
+      if (failure !== undefined) throw failure;
     },
   };
 }

@@ -1,8 +1,9 @@
-import { chmod, open, rm, stat } from 'node:fs/promises';
+import { chmod, rm, stat } from 'node:fs/promises';
 import { type Log, PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import type { BackgroundJobs } from './background-jobs.ts';
 import type { DiskChain, FrozenLayer } from './disk-chain.ts';
 import { LAYER_MODE, mergedImage } from './disk-images.ts';
+import { syncFile } from './snapshot-files.ts';
 
 /** So few layers cost less than merging them. */
 const FEW_LAYERS = 4;
@@ -10,8 +11,11 @@ const BLOCK = 512;
 
 /** Keeps the chain of a running engine's disk short, behind its captures. */
 export interface DiskCompactor extends AsyncDisposable {
-  /** Merges in the background what is worth merging; captures go on meanwhile. */
-  compact(): void;
+  /**
+   * Merges in the background what is worth merging, and removes what the engine no longer reads; captures go on meanwhile.
+   * Resolves once that is over: a failure is logged, and tried again by the next call.
+   */
+  compact(): Promise<void>;
 }
 
 export interface DiskCompactorOptions {
@@ -35,19 +39,14 @@ export function layersToMerge(sizes: readonly number[]): number {
     if (size <= above) count = index + 1;
     above += size;
   }
-  return count;
+  // One alone, which a file system may say takes nothing, stays what it is.
+  return count > 1 ? count : 0;
 }
 
-async function onPlatter(path: string): Promise<void> {
-  const file = await open(path, 'r');
-  try {
-    await file.sync();
-  } finally {
-    await file.close();
-  }
-}
-
-/** Disposing ends a merge under way; its files are gone then, unless the engine did not answer in time. */
+/**
+ * Disposing ends a merge under way and does not wait for the engine: whatever its chain is then, the server that adopts it
+ * finds out, and removes what is left.
+ */
 export function createDiskCompactor({ disk, bytes, jobs, log }: DiskCompactorOptions): DiskCompactor {
   const stopping = new AbortController();
   const { signal } = stopping;
@@ -73,7 +72,7 @@ export function createDiskCompactor({ disk, bytes, jobs, log }: DiskCompactorOpt
         signal,
       );
       await chmod(target, LAYER_MODE);
-      await onPlatter(target);
+      await syncFile(target);
       return { path: target, size, sha256 };
     } catch (caught) {
       await rm(target, { force: true });
@@ -81,29 +80,40 @@ export function createDiskCompactor({ disk, bytes, jobs, log }: DiskCompactorOpt
     }
   }
 
+  /** What cannot be removed takes room; it is no reason not to merge. */
+  async function tidy(): Promise<void> {
+    if (signal.aborted) return;
+    await disk.tidy(signal).catch((caught: unknown) => warn(caught, 'images of a disk were not removed'));
+  }
+
+  function warn(caught: unknown, what: string): void {
+    if (!signal.aborted) log.warn({ error: PlatformError.fromUnknown(caught) }, what);
+  }
+
   async function mergeAll(): Promise<void> {
+    await tidy();
     try {
-      await disk.tidy();
       for (let parts = await worthMerging(); parts.length > 0; parts = await worthMerging()) {
         try {
           await disk.replace(parts, await merged(parts), signal);
         } finally {
-          await disk.tidy();
+          await tidy();
         }
       }
     } catch (caught) {
       failedBelow = disk.layers.at(-1)?.path;
       // Nothing is lost: the layers are as they were, or the merged one is among them.
-      if (!signal.aborted) log.warn({ error: PlatformError.fromUnknown(caught) }, 'layers of a disk were not merged');
+      warn(caught, 'layers of a disk were not merged');
     }
   }
 
   return {
-    compact() {
+    async compact() {
       if (signal.aborted) return;
       underWay ??= mergeAll().finally(() => {
         underWay = undefined;
       });
+      await underWay;
     },
     async [Symbol.asyncDispose]() {
       stopping.abort(new PlatformError('canceled', 'the disk is not merged any more'));

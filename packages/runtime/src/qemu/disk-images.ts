@@ -1,5 +1,5 @@
 import { constants } from 'node:fs';
-import { chmod, chown, lstat, rename, rm } from 'node:fs/promises';
+import { chmod, chown, lstat, rename } from 'node:fs/promises';
 import { basename } from 'node:path';
 import { PlatformError } from '@agentenv/core';
 import { fileNodeOf, nodeOf, UPPER_FILE_NODE, UPPER_IMAGE, UPPER_NODE } from './qemu-args.ts';
@@ -16,7 +16,13 @@ export const LAYER_MODE = 0o644;
 export const overlayImage = (number: number): string => (number === 0 ? UPPER_IMAGE : `${UPPER_NODE}-${number}.qcow2`);
 export const mergedImage = (number: number): string => `merged-${number}.qcow2`;
 
-const NUMBERED = /^(?:upper|merged)-([1-9]\d*)\.qcow2$/;
+/** An engine could give its files any number; a counter goes on from these. */
+const NUMBERED = /^(?:upper|merged)-([1-9]\d{0,8})\.qcow2$/;
+
+/** True for the name of an overlay. */
+export function isOverlay(image: string): boolean {
+  return image === UPPER_IMAGE || (image.startsWith(`${UPPER_NODE}-`) && NUMBERED.test(image));
+}
 
 /** The number in an image's name; 0 for images without one of this server's. */
 export function imageNumber(image: string): number {
@@ -32,8 +38,11 @@ function fileOf(filename: unknown): string {
 }
 
 /** Images of the writable disk as the engine reads them now, without the raw one at the bottom, the one in use first. */
-export async function imagesInUse(qmp: Pick<Qmp, 'execute'>): Promise<readonly [string, ...string[]]> {
-  const devices = await qmp.execute('query-block');
+export async function imagesInUse(
+  qmp: Pick<Qmp, 'execute'>,
+  signal?: AbortSignal,
+): Promise<readonly [string, ...string[]]> {
+  const devices = await qmp.execute('query-block', {}, {}, signal);
   for (const device of Array.isArray(devices) ? devices : []) {
     const inserted = isFields(device) && isFields(device.inserted) ? device.inserted : {};
     const images: string[] = [];
@@ -58,7 +67,8 @@ export async function secureLayer(path: string, owner: number): Promise<void> {
   await chmod(path, LAYER_MODE);
 }
 
-async function exists(path: string): Promise<boolean> {
+/** True for anything of that name. */
+export async function exists(path: string): Promise<boolean> {
   return lstat(path).then(
     () => true,
     () => false,
@@ -71,35 +81,54 @@ export async function confiscate(path: string, target: string, owner: number): P
   await secureLayer(target, owner);
 }
 
-/** Removes images nothing but each other lies upon any more, and has the engine close them. */
-export async function dropImages(qmp: Pick<Qmp, 'execute'>, paths: readonly string[]): Promise<void> {
-  if (paths.length === 0) return;
-  const answer = await qmp.execute('query-named-block-nodes', { flat: true });
+/** What the engine refused to close, and why. */
+interface StillOpen {
+  readonly paths: readonly string[];
+  readonly failure: unknown;
+}
+
+/**
+ * Has the engine close images nothing but each other lies upon any more, best the newest first; twice is as good as once.
+ * Rejects when it does not answer.
+ */
+export async function closeImages(
+  qmp: Pick<Qmp, 'execute'>,
+  paths: readonly string[],
+  signal?: AbortSignal,
+): Promise<StillOpen> {
+  let open: StillOpen = { paths, failure: undefined };
+  if (paths.length === 0) return open;
+  const answer = await qmp.execute('query-named-block-nodes', { flat: true }, {}, signal);
   const named = (Array.isArray(answer) ? answer : []).map((node: unknown) => isFields(node) && node['node-name']);
-  let left = paths;
-  while (left.length > 0) {
+  for (;;) {
+    const before = open.paths;
     const refused: string[] = [];
     let failure: unknown;
-    for (const path of left) {
+    for (const path of before) {
       try {
-        await dropNode(qmp, nodeOf(path), named);
-        await rm(path, { force: true });
+        await closeNode(qmp, nodeOf(path), named, signal);
       } catch (caught) {
+        if (PlatformError.fromUnknown(caught).code !== 'create_failed') throw caught;
         // Another one of them may lie upon it.
         refused.push(path);
         failure = caught;
       }
     }
-    if (refused.length === left.length) throw failure;
-    left = refused;
+    open = { paths: refused, failure };
+    if (refused.length === 0 || refused.length === before.length) return open;
   }
 }
 
-async function dropNode(qmp: Pick<Qmp, 'execute'>, node: string, named: readonly unknown[]): Promise<void> {
+async function closeNode(
+  qmp: Pick<Qmp, 'execute'>,
+  node: string,
+  named: readonly unknown[],
+  signal: AbortSignal | undefined,
+): Promise<void> {
   // The files of all others go with their images.
   const nodes = node === UPPER_NODE ? [node, UPPER_FILE_NODE] : [node];
   for (const name of nodes.filter((candidate) => named.includes(candidate))) {
-    await qmp.execute('blockdev-del', { 'node-name': name });
+    await qmp.execute('blockdev-del', { 'node-name': name }, {}, signal);
   }
 }
 

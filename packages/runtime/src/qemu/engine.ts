@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { type Clock, PlatformError, type Resources, type SnapshotArtifact } from '@agentenv/core';
 import type { RuntimeEnd } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
-import { processStartTime } from '../processes.ts';
+import { killProcess, processStartTime } from '../processes.ts';
 import { createDiskChain, type DiskChain, linkDiskLayers } from './disk-chain.ts';
 import { createDiskCompactor } from './disk-compactor.ts';
 import { watchEnd } from './engine-end.ts';
@@ -327,7 +327,7 @@ export function engineOf(
     memory,
     compact() {
       void memory.compact();
-      compactor.compact();
+      void compactor.compact();
     },
     ended,
     async abandon() {
@@ -336,7 +336,10 @@ export function engineOf(
       await qmp[Symbol.asyncDispose]();
     },
     async [Symbol.asyncDispose]() {
-      await compactor[Symbol.asyncDispose]();
+      const merging = compactor[Symbol.asyncDispose]();
+      // First of all: a merge may wait for a disk or for the engine itself.
+      await killProcess(process);
+      await merging;
       await release.disposeAsync();
     },
   };

@@ -32,7 +32,10 @@ export const ENGINE_FD = {
   layers: 12,
 } as const;
 
-/** Frozen layers below the writable disk at most, should they not be merged for long. */
+/**
+ * Frozen layers below the writable disk at most, should they not be merged for long. An engine names an image with all that
+ * lies below it, some 106 bytes for each, and cuts such a name at 4096 bytes: with more than 36 nobody could read it.
+ */
 export const MAX_DISK_LAYERS = 32;
 
 export const QMP_SOCKET = 'qmp.sock';

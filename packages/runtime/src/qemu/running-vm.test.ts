@@ -1,48 +1,47 @@
-import { PlatformError, SILENT_LOG } from '@agentenv/core';
-import { createFakeClock } from '@agentenv/core/testing';
-import { describe, expect, test } from 'vitest';
-import { createClockKeeper } from './clock-keeper.ts';
-import { createRunningVm, type RunningVm, type RunningVmDeps } from './running-vm.ts';
+import { PlatformError } from '@agentenv/core';
+import { createFakeClock, createRecordingLog } from '@agentenv/core/testing';
+import { expect, test } from 'vitest';
+import type { EngineHost } from './engine-host.ts';
+import type { Machine } from './machine.ts';
+import { createRunningVm, type RunningVmDeps } from './running-vm.ts';
 
-/** A virtual machine of which every capture fails when its guest is asked to stand still; `goesOn`: whether it runs then. */
-function vmThatCannotBeCaptured(goesOn: boolean): { readonly vm: RunningVm; compacted(): number } {
-  const clock = createFakeClock();
-  let compacted = 0;
-  const gone = () => Promise.reject(new PlatformError('sandbox_unavailable', 'the channel is gone'));
-  const engine = {
-    identity: { name: 'engine' },
-    qmp: { execute: async () => undefined },
-    compact: () => compacted++,
-  };
-  const agent = {
-    quiesce: () => Promise.reject(new PlatformError('deadline_exceeded', 'the guest did not stand still')),
-    activate: goesOn ? async () => undefined : gone,
-  };
+test('a capture that fails because its server lets go of the sandbox does not end it', async () => {
+  const closed = Promise.withResolvers<never>();
+  const asked: string[] = [];
+  const ended: string[] = [];
   const machine = {
-    ...{ engine, agent, slot: { index: 1, uid: 1, hostInteractionIp: '' } },
+    engine: {
+      identity: { name: 'engine' },
+      qmp: {
+        execute(command: string) {
+          asked.push(command);
+          return closed.promise;
+        },
+      },
+      compact() {},
+    },
+    agent: { quiesce: async () => undefined },
+    slot: {},
     ended: new Promise(() => undefined),
-    async [Symbol.asyncDispose]() {},
+    async abandon() {
+      closed.reject(new PlatformError('sandbox_unavailable', 'the engine is gone'));
+    },
+    async [Symbol.asyncDispose]() {
+      ended.push('machine');
+    },
   };
-  const deps = {
-    host: { clock, log: SILENT_LOG },
-    ...{ machine, plan: { sandboxId: 'sandbox', instanceId: 'instance', channelKey: new Uint8Array(16) } },
-    ...{ clocks: createClockKeeper(clock), onGone() {} },
-  };
-  return { vm: createRunningVm(deps as unknown as RunningVmDeps), compacted: () => compacted };
-}
-
-describe('a virtual machine whose capture failed', () => {
-  test.each(['capture', 'snapshot'] as const)('has its layers merged after a %s, as it goes on', async (how) => {
-    const { vm, compacted } = vmThatCannotBeCaptured(true);
-    for (let failures = 1; failures < 3; failures++) {
-      await expect(vm[how]('/nowhere')).rejects.toMatchObject({ code: 'deadline_exceeded' });
-      expect(compacted()).toBe(failures);
-    }
+  const vm = createRunningVm({
+    host: { log: createRecordingLog(), clock: createFakeClock() } as unknown as EngineHost,
+    machine: machine as unknown as Machine,
+    plan: { sandboxId: 'sandbox', instanceId: 'instance', channelKey: new Uint8Array(16) } as RunningVmDeps['plan'],
+    exec: () => Promise.reject(new Error('no program is started')),
+    clocks: { keep: () => ({ [Symbol.dispose]: () => undefined }), async [Symbol.asyncDispose]() {} },
+    onCaptured: async () => undefined,
+    onGone: () => ended.push('sandbox'),
   });
-
-  test('has nothing merged when it does not go on', async () => {
-    const { vm, compacted } = vmThatCannotBeCaptured(false);
-    await expect(vm.capture('/nowhere')).rejects.toMatchObject({ code: 'sandbox_unavailable' });
-    expect(compacted()).toBe(0);
-  });
+  const captured = expect(vm.capture('/nowhere')).rejects.toMatchObject({ message: 'the engine is gone' });
+  await expect.poll(() => asked).toEqual(['stop']);
+  await vm.abandon();
+  await captured;
+  expect(ended).toEqual([]);
 });

@@ -103,11 +103,15 @@ export function createRunningVm(deps: RunningVmDeps): RunningVm {
 
   /** Lets the guest go on after a failed capture and answers its error; one that cannot go on is of no use to anybody. */
   async function recover(failure: unknown): Promise<PlatformError> {
+    // The next server has it go on; what failed here may be no more than that this one let go of it.
+    const left = (): PlatformError => PlatformError.fromUnknown(failure, 'the capture failed');
+    if (abandoned) return left();
     try {
       await goOn();
       if (phase === 'held') phase = 'running';
-      return PlatformError.fromUnknown(failure, 'the capture failed');
+      return left();
     } catch (caught) {
+      if (abandoned) return left();
       const { message } = PlatformError.fromUnknown(caught);
       await finish({ reason: 'channel-lost', detail: `the guest did not go on after a failed capture: ${message}` });
       return new PlatformError('sandbox_unavailable', 'the sandbox ended while it was captured', { cause: failure });

@@ -20,7 +20,7 @@ describe('exec', () => {
   test('a program that does not exist is an error, not a crash', async () => {
     await expect(exec({ argv: ['/no/such/program'], stdin: 'x', deadlineMs: 5_000 })).rejects.toMatchObject({
       code: 'internal',
-      message: '/no/such/program could not be started',
+      message: expect.stringContaining('/no/such/program could not be started (spawn /no/such/program ENOENT)'),
     });
   });
 

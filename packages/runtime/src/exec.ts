@@ -1,5 +1,6 @@
-import { type ChildProcess, spawn } from 'node:child_process';
+import { Worker } from 'node:worker_threads';
 import { type Clock, PlatformError } from '@agentenv/core';
+import type { ExecAnswer, ExecRequest } from './exec-worker.ts';
 
 export interface Command {
   /** Program and arguments; never a shell line. */
@@ -12,57 +13,79 @@ export interface Command {
 /** Runs a short command of the host to its end and answers its standard output. Throws `internal` with its last words. */
 export type Exec = (command: Command, signal?: AbortSignal) => Promise<string>;
 
-const MAX_OUTPUT = 256 * 1024;
 const MAX_QUOTED = 400;
-/** Nothing of the server's own environment reaches a command. */
-const ENVIRONMENT = { PATH: '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
+
+interface Run {
+  readonly answer: Promise<ExecAnswer>;
+  /** Ends the command; the answer comes at once. */
+  end(): void;
+}
+
+/**
+ * A thread that starts commands: whoever starts a process stands still until it runs, which takes tens of milliseconds on
+ * a busy host, and the thread that answers requests must not. It begins with the first command and keeps nobody alive.
+ */
+function createExecThread(): (argv: Command['argv'], stdin: string) => Run {
+  const waiting = new Map<number, PromiseWithResolvers<ExecAnswer>>();
+  let worker: Worker | undefined;
+  let nextId = 1;
+
+  function start(): Worker {
+    const started = new Worker(new URL('./exec-worker.ts', import.meta.url), { name: 'aenv-exec' });
+    started.on('message', (answer: ExecAnswer) => {
+      waiting.get(answer.id)?.resolve(answer);
+      waiting.delete(answer.id);
+      if (waiting.size === 0) started.unref();
+    });
+    const failAll = (cause?: unknown) => {
+      if (worker === started) worker = undefined;
+      for (const { reject } of waiting.values()) {
+        reject(new PlatformError('internal', 'the thread that starts commands ended', { cause }));
+      }
+      waiting.clear();
+    };
+    started.on('error', failAll);
+    started.on('exit', () => failAll());
+    return started;
+  }
+
+  return (argv, stdin) => {
+    worker ??= start();
+    const thread = worker;
+    thread.ref();
+    const send = (request: ExecRequest) => thread.postMessage(request);
+    const id = nextId++;
+    const answer = Promise.withResolvers<ExecAnswer>();
+    waiting.set(id, answer);
+    send({ id, argv, stdin });
+    return { answer: answer.promise, end: () => send({ id, end: true }) };
+  };
+}
 
 export function createExec({ clock }: { readonly clock: Clock }): Exec {
+  const run = createExecThread();
   return async ({ argv, stdin = '', deadlineMs }, signal) => {
     signal?.throwIfAborted();
-    const [program, ...args] = argv;
-    // A group of its own: an interrupt at the server's terminal does not cut off a change half-way.
-    const child = spawn(program, args, { env: ENVIRONMENT, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
-    const done = Promise.withResolvers<string>();
-    const output = { stdout: '', stderr: '' };
-    const fail = (code: 'internal' | 'deadline_exceeded' | 'canceled', what: string, cause?: unknown) => {
-      killGroup(child);
-      const words = output.stderr.trim().slice(-MAX_QUOTED);
-      const message = words === '' ? `${program} ${what}` : `${program} ${what}: ${words}`;
-      done.reject(new PlatformError(code, message, { details: { argv }, cause }));
-    };
-    for (const name of ['stdout', 'stderr'] as const) {
-      child[name].setEncoding('utf8').on('data', (text: string) => {
-        output[name] = (output[name] + text).slice(-MAX_OUTPUT);
-      });
-    }
-    const timer = clock.timer(deadlineMs, () => fail('deadline_exceeded', `did not end within ${deadlineMs} ms`));
-    const onAbort = () => fail('canceled', 'was canceled', signal?.reason);
-    signal?.addEventListener('abort', onAbort, { once: true });
-    child.on('error', (error) => fail('internal', 'could not be started', error));
-    child.on('close', (code, killedBy) => {
-      if (code === 0) done.resolve(output.stdout);
-      else fail('internal', killedBy === null ? `failed with status ${code}` : `was ended by ${killedBy}`);
+    const { answer, end } = run(argv, stdin);
+    let ended: { readonly code: 'deadline_exceeded' | 'canceled'; readonly what: string } | undefined;
+    const timer = clock.timer(deadlineMs, () => {
+      ended ??= { code: 'deadline_exceeded', what: `did not end within ${deadlineMs} ms` };
+      end();
     });
-    // A command that ends without reading its input must not take the server with it; its status tells.
-    child.stdin.on('error', () => {});
-    child.stdin.end(stdin);
+    const onAbort = () => {
+      ended ??= { code: 'canceled', what: 'was canceled' };
+      end();
+    };
+    signal?.addEventListener('abort', onAbort, { once: true });
     try {
-      return await done.promise;
+      const { stdout, stderr, failure } = await answer;
+      if (failure === undefined) return stdout;
+      const words = stderr.trim().slice(-MAX_QUOTED);
+      const message = `${argv[0]} ${ended?.what ?? failure}${words === '' ? '' : `: ${words}`}`;
+      throw new PlatformError(ended?.code ?? 'internal', message, { details: { argv }, cause: signal?.reason });
     } finally {
       timer[Symbol.dispose]();
       signal?.removeEventListener('abort', onAbort);
     }
   };
-}
-
-/** Ends a command with everything it started; nothing when it has ended. */
-function killGroup({ pid, exitCode, signalCode }: ChildProcess): void {
-  if (pid === undefined || exitCode !== null || signalCode !== null) return;
-  try {
-    process.kill(-pid, 'SIGKILL');
-  } catch (error) {
-    // It ended between the look and the signal.
-    if (!(error instanceof Error && 'code' in error && error.code === 'ESRCH')) throw error;
-  }
 }

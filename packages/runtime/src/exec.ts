@@ -31,7 +31,9 @@ function createExecThread(): (argv: Command['argv'], stdin: string) => Run {
   let nextId = 1;
 
   function start(): Worker {
-    const started = new Worker(new URL('./exec-worker.ts', import.meta.url), { name: 'aenv-exec' });
+    // The program's own options may be about its main module.
+    const options = { name: 'aenv-exec', execArgv: [] };
+    const started = new Worker(new URL('./exec-worker.ts', import.meta.url), options);
     started.on('message', (answer: ExecAnswer) => {
       waiting.get(answer.id)?.resolve(answer);
       waiting.delete(answer.id);

@@ -1,9 +1,9 @@
 import { defineConfig } from 'vitest/config';
 
 /**
- * Three projects: `unit` (pure, two workers with a module graph each, which halves its time), `integration` (namespaces, the
- * native guest agent; two workers, so that all of it stays within the time of a run) and
- * `vm` (real microVMs; one worker, so that timings and memory stay predictable on two cores).
+ * Four projects: `unit` (pure, one module graph per worker, which halves its time), `integration` (namespaces, the native guest
+ * agent), `vm` (real microVMs of one part of the system) and `e2e` (whole servers; one worker, so that timings and memory stay
+ * predictable on two cores). The others have two workers, so that all of it stays within the time of a run.
  */
 export default defineConfig({
   // Not below node_modules: tests may run as root, and a later `npm ci` as an ordinary user could not remove it.
@@ -31,7 +31,16 @@ export default defineConfig({
       {
         test: {
           name: 'vm',
-          include: ['packages/**/*.vm.test.ts', 'guest/**/*.vm.test.ts', 'e2e/**/*.vm.test.ts'],
+          include: ['{packages,guest}/**/*.vm.test.ts'],
+          maxWorkers: 2,
+          testTimeout: 180_000,
+          hookTimeout: 300_000,
+        },
+      },
+      {
+        test: {
+          name: 'e2e',
+          include: ['e2e/**/*.vm.test.ts'],
           fileParallelism: false,
           testTimeout: 180_000,
           hookTimeout: 300_000,

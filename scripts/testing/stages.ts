@@ -9,14 +9,15 @@ export interface CommandStage {
   readonly timeoutMs: number;
 }
 
-export const TEST_PROJECTS = ['unit', 'integration', 'vm'] as const;
+export const TEST_PROJECTS = ['unit', 'integration', 'vm', 'e2e'] as const;
 export type TestProject = (typeof TEST_PROJECTS)[number];
 
 const STATIC_DEADLINE_MS = 300_000;
 const PROJECT_DEADLINES_MS: Readonly<Record<TestProject, number>> = {
   unit: 600_000,
   integration: 900_000,
-  vm: 1_800_000,
+  vm: 900_000,
+  e2e: 1_800_000,
 };
 
 /** The checks that run before any test, fastest to explain first. */

@@ -48,7 +48,7 @@ describe('the report over several runs', () => {
 
 describe('arguments of ./aenv test', () => {
   it('name projects and filters', () => {
-    expect(parseTestArguments([])).toEqual({ projects: ['unit', 'integration', 'vm'], filters: [] });
+    expect(parseTestArguments([])).toEqual({ projects: ['unit', 'integration', 'vm', 'e2e'], filters: [] });
     expect(parseTestArguments(['--project', 'vm', 'e2e/', '--project=unit', '-t', 'kills'])).toEqual({
       projects: ['vm', 'unit'],
       filters: ['e2e/', '-t', 'kills'],

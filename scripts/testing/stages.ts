@@ -16,7 +16,7 @@ const STATIC_DEADLINE_MS = 300_000;
 const PROJECT_DEADLINES_MS: Readonly<Record<TestProject, number>> = {
   unit: 600_000,
   integration: 900_000,
-  vm: 900_000,
+  vm: 1_800_000,
   e2e: 1_800_000,
 };
 

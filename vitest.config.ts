@@ -1,11 +1,8 @@
 import { defineConfig } from 'vitest/config';
 
-/** Suites of whole servers in which little depends on how soon something happens. */
-const PATIENT = 'e2e/{cli,fork,model,snapshots,transfer,without-memory}.vm.test.ts';
-
 /**
  * Four projects: `unit` (pure, one module graph per worker, which halves its time), `integration` (namespaces, the native guest
- * agent), `vm` (real microVMs of one part of the system, and patient servers) and `e2e` (the other servers; one worker, so that timings and memory stay
+ * agent), `vm` (real microVMs of one part of the system) and `e2e` (whole servers; one worker, so that timings and memory stay
  * predictable on two cores). The others have two workers, so that all of it stays within the time of a run.
  */
 export default defineConfig({
@@ -34,7 +31,7 @@ export default defineConfig({
       {
         test: {
           name: 'vm',
-          include: ['{packages,guest}/**/*.vm.test.ts', PATIENT],
+          include: ['{packages,guest}/**/*.vm.test.ts'],
           maxWorkers: 2,
           testTimeout: 180_000,
           hookTimeout: 300_000,
@@ -44,7 +41,6 @@ export default defineConfig({
         test: {
           name: 'e2e',
           include: ['e2e/**/*.vm.test.ts'],
-          exclude: [PATIENT],
           fileParallelism: false,
           testTimeout: 180_000,
           hookTimeout: 300_000,

@@ -1,6 +1,6 @@
-import { Worker } from 'node:worker_threads';
 import { type Clock, PlatformError } from '@agentenv/core';
 import type { ExecAnswer, ExecRequest } from './exec-worker.ts';
+import { createWorkerThread } from './worker-thread.ts';
 
 export interface Command {
   /** Program and arguments; never a shell line. */
@@ -15,60 +15,19 @@ export type Exec = (command: Command, signal?: AbortSignal) => Promise<string>;
 
 const MAX_QUOTED = 400;
 
-interface Run {
-  readonly answer: Promise<ExecAnswer>;
-  /** Ends the command; the answer comes at once. */
-  end(): void;
-}
-
 /**
- * A thread that starts commands: whoever starts a process stands still until it runs, which takes tens of milliseconds on
- * a busy host, and the thread that answers requests must not. It begins with the first command and keeps nobody alive.
+ * Commands are started by a thread: whoever starts a process stands still until it runs, which takes tens of milliseconds on
+ * a busy host, and the thread that answers requests must not.
  */
-function createExecThread(): (argv: Command['argv'], stdin: string) => Run {
-  const waiting = new Map<number, PromiseWithResolvers<ExecAnswer>>();
-  let worker: Worker | undefined;
-  let nextId = 1;
-
-  function start(): Worker {
-    // The program's own options may be about its main module.
-    const options = { name: 'aenv-exec', execArgv: [] };
-    const started = new Worker(new URL('./exec-worker.ts', import.meta.url), options);
-    started.on('message', (answer: ExecAnswer) => {
-      waiting.get(answer.id)?.resolve(answer);
-      waiting.delete(answer.id);
-      if (waiting.size === 0) started.unref();
-    });
-    const failAll = (cause?: unknown) => {
-      if (worker === started) worker = undefined;
-      for (const { reject } of waiting.values()) {
-        reject(new PlatformError('internal', 'the thread that starts commands ended', { cause }));
-      }
-      waiting.clear();
-    };
-    started.on('error', failAll);
-    started.on('exit', () => failAll());
-    return started;
-  }
-
-  return (argv, stdin) => {
-    worker ??= start();
-    const thread = worker;
-    thread.ref();
-    const send = (request: ExecRequest) => thread.postMessage(request);
-    const id = nextId++;
-    const answer = Promise.withResolvers<ExecAnswer>();
-    waiting.set(id, answer);
-    send({ id, argv, stdin });
-    return { answer: answer.promise, end: () => send({ id, end: true }) };
-  };
-}
-
 export function createExec({ clock }: { readonly clock: Clock }): Exec {
-  const run = createExecThread();
+  const thread = createWorkerThread<ExecRequest, ExecAnswer>({
+    program: new URL('./exec-worker.ts', import.meta.url),
+    ...{ name: 'aenv-exec', called: 'thread that starts commands' },
+  });
   return async ({ argv, stdin = '', deadlineMs }, signal) => {
     signal?.throwIfAborted();
-    const { answer, end } = run(argv, stdin);
+    const { answer, tell } = thread.call((id) => ({ id, argv, stdin }));
+    const end = () => tell((id) => ({ id, end: true }));
     let ended: { readonly code: 'deadline_exceeded' | 'canceled'; readonly what: string } | undefined;
     const timer = clock.timer(deadlineMs, () => {
       ended ??= { code: 'deadline_exceeded', what: `did not end within ${deadlineMs} ms` };

@@ -1,5 +1,5 @@
-import { Worker } from 'node:worker_threads';
 import { PlatformError } from '@agentenv/core';
+import { createWorkerThread, type WorkerThread } from '../worker-thread.ts';
 import { hostFault } from './host-fault.ts';
 import type { BackgroundJob, MemoryJob, MemoryJobResult } from './memory-jobs.ts';
 import type { WorkerAnswer, WorkerRequest } from './memory-worker.ts';
@@ -14,16 +14,8 @@ export interface MemoryThread extends AsyncDisposable {
 const THREADS = 2;
 
 /** A worker thread whose jobs run one after the other. */
-interface Lane extends AsyncDisposable {
-  readonly waiting: number;
+interface Lane extends Pick<WorkerThread<WorkerRequest, WorkerAnswer>, 'waiting' | 'prepare'>, AsyncDisposable {
   run(job: MemoryJob | BackgroundJob): Promise<MemoryJobResult>;
-  /** Has the thread running before it is needed. */
-  prepare(): void;
-}
-
-interface Waiter {
-  readonly resolve: (result: MemoryJobResult) => void;
-  readonly reject: (error: PlatformError) => void;
 }
 
 /** Jobs go where the fewest wait; the first one starts all threads. */
@@ -42,61 +34,23 @@ export function createMemoryThread(): MemoryThread {
   };
 }
 
-/** Starts its thread with the first job and again after the thread died; an idle thread does not keep the process alive. */
+/** Starts its thread with the first job and again after the thread died. */
 export function createLane(): Lane {
-  const waiters = new Map<number, Waiter>();
-  let worker: Worker | undefined;
-  let nextId = 1;
-  let disposed = false;
-
-  function failAll(error: PlatformError): void {
-    for (const waiter of waiters.values()) waiter.reject(error);
-    waiters.clear();
-  }
-
-  function onAnswer(answer: WorkerAnswer): void {
-    const waiter = waiters.get(answer.id);
-    waiters.delete(answer.id);
-    if ('result' in answer) waiter?.resolve(answer.result);
-    else waiter?.reject(failureOf(answer));
-    if (waiters.size === 0) worker?.unref();
-  }
-
-  function start(): Worker {
-    const started = new Worker(new URL('./memory-worker.ts', import.meta.url), { name: 'aenv-memory' });
-    started.on('message', onAnswer);
-    started.on('error', (cause) => failAll(new PlatformError('internal', 'the memory thread died', { cause })));
-    started.on('exit', () => {
-      if (worker === started) worker = undefined;
-      failAll(new PlatformError('internal', 'the memory thread ended'));
-    });
-    return started;
-  }
-
+  const thread = createWorkerThread<WorkerRequest, WorkerAnswer>({
+    program: new URL('./memory-worker.ts', import.meta.url),
+    ...{ name: 'aenv-memory', called: 'memory thread' },
+  });
   return {
     get waiting() {
-      return waiters.size;
+      return thread.waiting;
     },
-    prepare() {
-      if (disposed || worker !== undefined) return;
-      worker = start();
-      worker.unref();
+    prepare: () => thread.prepare(),
+    async run(job) {
+      const answer = await thread.call((id) => ({ id, job })).answer;
+      if ('result' in answer) return answer.result;
+      throw failureOf(answer);
     },
-    run(job) {
-      if (disposed) return Promise.reject(new PlatformError('unavailable', 'the memory thread is closed'));
-      worker ??= start();
-      worker.ref();
-      const request: WorkerRequest = { id: nextId++, job };
-      const { promise, resolve, reject } = Promise.withResolvers<MemoryJobResult>();
-      waiters.set(request.id, { resolve, reject });
-      worker.postMessage(request);
-      return promise;
-    },
-    async [Symbol.asyncDispose]() {
-      disposed = true;
-      failAll(new PlatformError('unavailable', 'the memory thread is closed'));
-      await worker?.terminate();
-    },
+    [Symbol.asyncDispose]: () => thread[Symbol.asyncDispose](),
   };
 }
 

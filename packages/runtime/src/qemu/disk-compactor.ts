@@ -3,6 +3,7 @@ import { type Log, PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import type { BackgroundJobs } from './background-jobs.ts';
 import type { DiskChain, FrozenLayer } from './disk-chain.ts';
 import { LAYER_MODE, mergedImage } from './disk-images.ts';
+import { oldestToMerge } from './merge-rule.ts';
 import { syncFile } from './snapshot-files.ts';
 
 /** So few layers cost less than merging them. */
@@ -26,21 +27,12 @@ export interface DiskCompactorOptions {
   readonly log: Log;
 }
 
-/**
- * How many of the newest layers to merge, of layers of `sizes`, oldest first; 0: none. Every layer joins that is no larger
- * than what is above it together. So each one left is larger than all above it, which bounds their number by the logarithm
- * of the disk, and a byte is written again only when its layer has doubled.
- */
+/** How many of the newest layers to merge, of layers of `sizes`, oldest first; 0: none. */
 export function layersToMerge(sizes: readonly number[]): number {
   if (sizes.length < FEW_LAYERS) return 0;
-  let above = 0;
-  let count = 0;
-  for (const [index, size] of sizes.toReversed().entries()) {
-    if (size <= above) count = index + 1;
-    above += size;
-  }
+  const from = oldestToMerge(sizes);
   // One alone, which a file system may say takes nothing, stays what it is.
-  return count > 1 ? count : 0;
+  return from < 0 || from === sizes.length - 1 ? 0 : sizes.length - from;
 }
 
 /**

@@ -305,14 +305,9 @@ export function engineOf(
   },
 ): Engine {
   const { process, resources, qmp, uid, directories, disk, memory, ended, release } = parts;
-  const compactor = createDiskCompactor({
-    ...{
-      disk,
-      bytes: resources.diskSizeMB * MIB,
-      jobs: host.background,
-      log: host.log.child({ engine: process.name }),
-    },
-  });
+  const log = host.log.child({ engine: process.name });
+  const bytes = resources.diskSizeMB * MIB;
+  const compactor = createDiskCompactor({ disk, bytes, jobs: host.background, log });
   return {
     // The base of the disk may become another one.
     get identity() {

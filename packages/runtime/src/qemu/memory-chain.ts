@@ -2,6 +2,7 @@ import { rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { type Log, PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import type { BackgroundJobs } from './background-jobs.ts';
+import { oldestToMerge } from './merge-rule.ts';
 import { linked, syncFile } from './snapshot-files.ts';
 
 /** Layers a capture is written upon at most; with more it holds everything that differs from the base again. */
@@ -72,15 +73,12 @@ export interface MemoryChainOptions {
 
 const bytesOf = (layers: readonly MemoryLayer[]): number => layers.reduce((sum, { bytes }) => sum + bytes, 0);
 
-/**
- * Which layers to merge, as the index of the oldest; undefined for none. A layer larger than all above it together stays,
- * so that what was written long ago is not written again and again.
- */
+/** Which layers to merge, as the index of the oldest; undefined for none. Half of them at least, so that it is worth it. */
 export function mergeFrom(layers: readonly MemoryLayer[], size: number): number | undefined {
   const long = layers.length >= MERGED_MEMORY_LAYERS;
   const large = layers.length > 2 && bytesOf(layers.slice(1)) > size * MAX_UPPER_SHARE;
   if (!long && !large) return undefined;
-  const from = layers.findIndex(({ bytes }, index) => bytes <= bytesOf(layers.slice(index + 1)));
+  const from = oldestToMerge(layers.map(({ bytes }) => bytes));
   return from < 0 || from > layers.length / 2 ? 0 : from;
 }
 

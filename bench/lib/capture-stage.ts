@@ -1,6 +1,6 @@
-import { DEFAULT_NETWORK_POLICY, type InstanceId, type SandboxId } from '@agentenv/core';
 import { createRecordingLog } from '@agentenv/core/testing';
 import type { Backend, LaunchPlan, StoredSnapshot } from '@agentenv/runtime';
+import { createLaunchPlans } from '../../packages/runtime/src/testing/launch-plans.ts';
 import { createQemuWorld, type QemuWorld } from '../../packages/runtime/src/testing/qemu-world.ts';
 
 const RESOURCES = { vcpus: 2, memoryMB: 1_024, diskSizeMB: 10_240 };
@@ -27,17 +27,8 @@ export async function openStage(stack: AsyncDisposableStack): Promise<Stage> {
   const template = await backend.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
   const pooled = world.open({ engines: { low: 2, high: 2 } });
   await pooled.prepareTemplate(world.artifacts.rootfs.base, RESOURCES);
-  let serial = 0;
   return {
-    ...{ world, backend, pooled, template },
-    plan() {
-      const id = `ibench${String(++serial).padStart(15, '0')}`;
-      return {
-        ...{ sandboxId: id as SandboxId, instanceId: crypto.randomUUID() as string as InstanceId, templateId: 'base' },
-        ...{ resources: RESOURCES, network: DEFAULT_NETWORK_POLICY, hostname: id },
-        channelKey: crypto.getRandomValues(new Uint8Array(16)),
-      };
-    },
+    ...{ world, backend, pooled, template, plan: createLaunchPlans('ibench', RESOURCES) },
     lastHeldMs: () => Number(log.find('info', 'goes on after its snapshot').at(-1)?.fields.heldMs),
   };
 }

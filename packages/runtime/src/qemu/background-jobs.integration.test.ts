@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { PlatformError } from '@agentenv/core';
 import { createFakeClock } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { createHeldSpace } from '../testing/held-space.ts';
 import { type BackgroundJobs, createBackgroundJobs } from './background-jobs.ts';
 import type { MemoryJobResult } from './memory-jobs.ts';
 import { encodeLayerIndex } from './memory-layer.ts';
@@ -71,23 +72,15 @@ describe('jobs in the background', () => {
   });
 
   test('one that waits for its turn is ended by its signal and never runs', async () => {
-    const reached = Promise.withResolvers<void>();
-    const gate = Promise.withResolvers<void>();
-    const jobs = createBackgroundJobs({
-      clock,
-      async freeBytes() {
-        reached.resolve();
-        await gate.promise;
-        return Number.MAX_SAFE_INTEGER;
-      },
-    });
+    const space = createHeldSpace();
+    const jobs = createBackgroundJobs({ clock, freeBytes: space.freeBytes });
     const first = run(jobs, await mergeOf('first', SMALL));
-    await reached.promise;
+    await space.reached;
     const stopping = new AbortController();
     const second = run(jobs, await mergeOf('second', SMALL), stopping.signal);
     stopping.abort(new PlatformError('canceled', 'enough'));
     await expect(second).rejects.toThrow('enough');
-    gate.resolve();
+    space.release();
     expect((await first).bytes).toBeGreaterThan(SMALL);
     expect(await readdir(directory)).not.toContain('second.merged');
   });

@@ -1,10 +1,10 @@
 import { link, mkdir, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { DEFAULT_NETWORK_POLICY, type InstanceId, type SandboxId } from '@agentenv/core';
 import { createRecordingLog } from '@agentenv/core/testing';
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from 'vitest';
-import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import type { Backend, RunningSandbox, StoredSnapshot } from '../backend.ts';
 import { runInGuest } from '../testing/guest-run.ts';
+import { createLaunchPlans } from '../testing/launch-plans.ts';
 import { createQemuWorld, type QemuWorld } from '../testing/qemu-world.ts';
 
 const RESOURCES = { vcpus: 1, memoryMB: 512, diskSizeMB: 4_096 };
@@ -57,7 +57,7 @@ describe('captures of a running sandbox', () => {
   let world: QemuWorld;
   let backend: Backend;
   let template: StoredSnapshot;
-  let counter = 0;
+  const planFor = createLaunchPlans('icapture00', RESOURCES);
 
   beforeAll(async () => {
     world = await createQemuWorld({ log });
@@ -69,16 +69,6 @@ describe('captures of a running sandbox', () => {
     log.lines.length = 0;
   });
   afterAll(() => world?.[Symbol.asyncDispose]());
-
-  function planFor(): LaunchPlan {
-    const serial = String(counter++).padStart(12, '0');
-    const sandboxId = `icapture00${serial}` as SandboxId;
-    return {
-      ...{ sandboxId, templateId: 'base', resources: RESOURCES, network: DEFAULT_NETWORK_POLICY, hostname: sandboxId },
-      instanceId: `01900000-0000-7000-a000-${serial}` as InstanceId,
-      channelKey: crypto.getRandomValues(new Uint8Array(16)),
-    };
-  }
 
   async function restore(snapshot = template): Promise<RunningSandbox> {
     const sandbox = await backend.restore(snapshot, planFor());

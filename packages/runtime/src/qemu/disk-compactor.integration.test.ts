@@ -224,6 +224,15 @@ describe('the disk of a running engine whose layers are merged', () => {
     );
   }
 
+  /** What is captured now is what was written, and nothing is left once it is merged. */
+  async function expectWhole(world: World): Promise<void> {
+    const snapshot = await capture(world);
+    await expectShown(snapshot);
+    await rm(snapshot.directory, { recursive: true });
+    await compacted(world);
+    await expectTidy(world);
+  }
+
   test('thirty captures never write the disk, keep what was written meanwhile, and need few layers', LONG, async () => {
     const rng = createSeededRandom(5);
     const world = await start();
@@ -490,11 +499,7 @@ describe('the disk of a running engine whose layers are merged', () => {
         await addLayers(world, 5, call);
         const reached = await mergeWithFault(world, { call, when, error: failure, mode: 'one' });
         await write(world, 3 + (call % 200), (call % 50) * CLUSTER, 4096);
-        const snapshot = await capture(world);
-        await expectShown(snapshot);
-        await rm(snapshot.directory, { recursive: true });
-        await compacted(world);
-        await expectTidy(world);
+        await expectWhole(world);
         if (!reached) break;
       }
       expect(call).toBeGreaterThan(12);
@@ -514,11 +519,7 @@ describe('the disk of a running engine whose layers are merged', () => {
         await write(world, 3 + (call % 200), (call % 50) * CLUSTER, 4096);
         await adopt(world);
         await expectTidy(world);
-        const snapshot = await capture(world);
-        await expectShown(snapshot);
-        await rm(snapshot.directory, { recursive: true });
-        await compacted(world);
-        await expectTidy(world);
+        await expectWhole(world);
         if (!reached) break;
       }
       expect(call).toBeGreaterThan(12);

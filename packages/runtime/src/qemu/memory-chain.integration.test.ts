@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import type { SnapshotArtifact } from '@agentenv/core';
 import { createRealClock, createRecordingLog, createSeededRandom } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { createHeldSpace } from '../testing/held-space.ts';
 import { Mapper } from '../testing/memory-mapper.ts';
 import { type BackgroundJobs, createBackgroundJobs, SPARE_DISK_BYTES } from './background-jobs.ts';
 import { findMemoryChain } from './find-memory-chain.ts';
@@ -268,22 +269,14 @@ describe('a chain of memory layers', () => {
   });
 
   test('an engine that ends waits neither for its merge nor for those in front of it', async () => {
-    const gate = Promise.withResolvers<void>();
-    const reached = Promise.withResolvers<void>();
-    const jobs = createBackgroundJobs({
-      clock,
-      // The first merge has its turn, and stays there.
-      async freeBytes() {
-        reached.resolve();
-        await gate.promise;
-        return Number.MAX_SAFE_INTEGER;
-      },
-    });
+    // The first merge has its turn, and stays there.
+    const space = createHeldSpace();
+    const jobs = createBackgroundJobs({ clock, freeBytes: space.freeBytes });
     const [first, second] = [chainIn(await ownDirectory(), jobs), await ownDirectory()];
     await using source = await Mapper.start(base, SIZE);
     await fillChain(source, first);
     const inFront = first.compact();
-    await reached.promise;
+    await space.reached;
     const chain = chainIn(second, jobs);
     await fillChain(source, chain);
     const merging = chain.compact();
@@ -293,7 +286,7 @@ describe('a chain of memory layers', () => {
     expect(first.layers).toHaveLength(MERGED_MEMORY_LAYERS);
     expect(names).toHaveLength(MERGED_MEMORY_LAYERS);
     expect(await readdir(second)).toEqual(names);
-    gate.resolve();
+    space.release();
     await inFront;
     expect(first.layers).toHaveLength(1);
     expect(log.find('warn', '')).toEqual([]);

@@ -1,11 +1,12 @@
 import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { DEFAULT_NETWORK_POLICY, type InstanceId, PlatformError, type SandboxId } from '@agentenv/core';
+import { DEFAULT_NETWORK_POLICY, PlatformError } from '@agentenv/core';
 import { createRecordingLog } from '@agentenv/core/testing';
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from 'vitest';
 import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '../backend.ts';
 import { INTERNET } from '../testing/fake-internet.ts';
 import { runInGuest } from '../testing/guest-run.ts';
+import { createLaunchPlans } from '../testing/launch-plans.ts';
 import { createQemuWorld, type QemuWorld } from '../testing/qemu-world.ts';
 import { withRewrittenDisk } from '../testing/rewritten-disk.ts';
 
@@ -18,7 +19,7 @@ describe('engines that were started in advance', () => {
   let world: QemuWorld;
   let backend: Backend;
   let template: StoredSnapshot;
-  let counter = 0;
+  const planFor = createLaunchPlans('iprepared0', RESOURCES);
 
   beforeAll(async () => {
     world = await createQemuWorld({ log });
@@ -31,17 +32,6 @@ describe('engines that were started in advance', () => {
     log.lines.length = 0;
   });
   afterAll(() => world?.[Symbol.asyncDispose]());
-
-  function planFor(overrides: Partial<LaunchPlan> = {}): LaunchPlan {
-    const serial = String(counter++).padStart(12, '0');
-    const sandboxId = `iprepared0${serial}` as SandboxId;
-    return {
-      ...{ sandboxId, templateId: 'base', resources: RESOURCES, network: DEFAULT_NETWORK_POLICY, hostname: sandboxId },
-      instanceId: `01900000-0000-7000-b000-${serial}` as InstanceId,
-      channelKey: crypto.getRandomValues(new Uint8Array(16)),
-      ...overrides,
-    };
-  }
 
   const settled = <T>(check: () => T | Promise<T>) => vi.waitFor(check, { timeout: DEADLINE_MS, interval: 50 });
 

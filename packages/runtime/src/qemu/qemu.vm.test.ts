@@ -3,9 +3,10 @@ import { join } from 'node:path';
 import { DEFAULT_NETWORK_POLICY, type InstanceId, type SandboxId } from '@agentenv/core';
 import { createRecordingLog } from '@agentenv/core/testing';
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from 'vitest';
-import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import type { Backend, RunningSandbox, StoredSnapshot } from '../backend.ts';
 import { INTERNET } from '../testing/fake-internet.ts';
 import { provokeInGuest, runInGuest } from '../testing/guest-run.ts';
+import { createLaunchPlans } from '../testing/launch-plans.ts';
 import { createQemuWorld, type QemuWorld } from '../testing/qemu-world.ts';
 import { engineLayout } from './engine-host.ts';
 
@@ -20,7 +21,7 @@ describe('qemu backend', () => {
   let world: QemuWorld;
   let backend: Backend;
   let template: StoredSnapshot;
-  let counter = 0;
+  const planFor = createLaunchPlans('iqemu0000', RESOURCES);
 
   beforeAll(async () => {
     world = await createQemuWorld({ log });
@@ -32,16 +33,6 @@ describe('qemu backend', () => {
     log.lines.length = 0;
   });
   afterAll(() => world?.[Symbol.asyncDispose]());
-
-  function planFor(): LaunchPlan {
-    const serial = String(counter++).padStart(12, '0');
-    const sandboxId = `iqemu0000${serial}` as SandboxId;
-    return {
-      ...{ sandboxId, templateId: 'base', resources: RESOURCES, network: DEFAULT_NETWORK_POLICY, hostname: sandboxId },
-      instanceId: `01900000-0000-7000-9000-${serial}` as InstanceId,
-      channelKey: crypto.getRandomValues(new Uint8Array(16)),
-    };
-  }
 
   async function restore(from = backend, plan = planFor()): Promise<RunningSandbox> {
     const sandbox = await from.restore(template, plan);

@@ -1,9 +1,11 @@
 import { readdir } from 'node:fs/promises';
-import { DEFAULT_NETWORK_POLICY, type InstanceId, PlatformError, type SandboxId } from '@agentenv/core';
+import { PlatformError } from '@agentenv/core';
 import { createRecordingLog } from '@agentenv/core/testing';
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from 'vitest';
-import type { Backend, LaunchPlan, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import type { Backend, RunningSandbox, StoredSnapshot } from '../backend.ts';
+import type { Fault } from '../testing/faults.ts';
 import { runInGuest } from '../testing/guest-run.ts';
+import { createLaunchPlans } from '../testing/launch-plans.ts';
 import { createQemuWorld, type QemuWorld } from '../testing/qemu-world.ts';
 
 const faults = await vi.hoisted(async () => (await import('../testing/faults.ts')).createFaults());
@@ -26,7 +28,7 @@ describe('a restore of which a storage call fails', () => {
   /** The same host with an engine started in advance. */
   let pooled: Backend;
   let captured: StoredSnapshot;
-  let counter = 0;
+  const planFor = createLaunchPlans('irestfault', RESOURCES);
 
   beforeAll(async () => {
     world = await createQemuWorld({ log });
@@ -46,21 +48,23 @@ describe('a restore of which a storage call fails', () => {
   });
   afterAll(() => world?.[Symbol.asyncDispose]());
 
-  function planFor(): LaunchPlan {
-    const serial = String(counter++).padStart(12, '0');
-    const sandboxId = `irestfault${serial}` as SandboxId;
-    return {
-      ...{ sandboxId, templateId: 'base', resources: RESOURCES, network: DEFAULT_NETWORK_POLICY, hostname: sandboxId },
-      instanceId: `01900000-0000-7000-c000-${serial}` as InstanceId,
-      channelKey: crypto.getRandomValues(new Uint8Array(16)),
-    };
-  }
-
   async function read(sandbox: RunningSandbox, path: string): Promise<string> {
     return (await runInGuest(sandbox.agent, ['cat', path])).stdout.trim();
   }
 
   const error = () => Object.assign(new Error('EIO: injected'), { code: 'EIO' });
+
+  /** A restore of which one call fails; tells whether there was such a call, and whether the restore failed by it. */
+  async function restoreWithFault(from: Backend, call: number, when: Fault['when']) {
+    faults.arm({ call, when, error, mode: 'one' });
+    const outcome = await from.restore(captured, planFor()).catch((caught: unknown) => caught);
+    const reached = faults.disarm() >= call;
+    const failed = outcome instanceof Error;
+    if (failed) expect(outcome, `call ${call}`).toBeInstanceOf(PlatformError);
+    else await (outcome as RunningSandbox).stop();
+    return { reached, failed };
+  }
+
   test.each(['before', 'after'] as const)(
     'every call that fails %s its effect: says so, leaves nothing, and works the next time',
     LONG,
@@ -68,21 +72,11 @@ describe('a restore of which a storage call fails', () => {
       const files = (await readdir(captured.directory)).toSorted();
       let failed = 0;
       for (let call = 1; ; call++) {
-        faults.arm({ call, when, error, mode: 'one' });
-        const outcome = await backend.restore(captured, planFor()).then(
-          (sandbox) => sandbox,
-          (caught: unknown) => caught,
-        );
-        const reached = faults.disarm() >= call;
-        if (outcome instanceof Error) {
-          failed++;
-          expect(outcome, `call ${call}`).toBeInstanceOf(PlatformError);
-        } else {
-          await (outcome as RunningSandbox).stop();
-        }
+        const outcome = await restoreWithFault(backend, call, when);
+        if (outcome.failed) failed++;
         await expect.poll(() => world.leftovers(), { timeout: DEADLINE_MS, message: `call ${call}` }).toEqual([]);
         expect((await readdir(captured.directory)).toSorted()).toEqual(files);
-        if (!reached) break;
+        if (!outcome.reached) break;
       }
       expect(failed).toBeGreaterThan(10);
       const sandbox = await backend.restore(captured, planFor());
@@ -100,14 +94,7 @@ describe('a restore of which a storage call fails', () => {
     };
     const rest = await atRest();
     for (let call = 1; ; call++) {
-      faults.arm({ call, when: 'before', error, mode: 'one' });
-      const outcome = await pooled.restore(captured, planFor()).catch((caught: unknown) => caught);
-      const reached = faults.disarm() >= call;
-      if (outcome instanceof Error) {
-        expect(outcome, `call ${call}`).toBeInstanceOf(PlatformError);
-      } else {
-        await (outcome as RunningSandbox).stop();
-      }
+      const { reached } = await restoreWithFault(pooled, call, 'before');
       await expect.poll(atRest, { timeout: DEADLINE_MS, message: `call ${call}` }).toBe(rest);
       if (!reached) break;
     }

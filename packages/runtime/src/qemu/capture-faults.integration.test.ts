@@ -1,6 +1,6 @@
 import { mkdir, mkdtemp, readdir, rm, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { PlatformError, SILENT_LOG, type SnapshotArtifact } from '@agentenv/core';
 import { createRealClock } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
@@ -129,7 +129,12 @@ describe('a capture of which a call fails', () => {
   const exec: Exec = () => Promise.reject(new Error('no program is started by this capture'));
 
   function capture(engine: Engine, directory: string) {
-    const host = { fingerprint: {}, memory: guarded, clock: createRealClock() } as unknown as EngineHost;
+    const host = {
+      fingerprint: {},
+      memory: guarded,
+      clock: createRealClock(),
+      log: SILENT_LOG,
+    } as unknown as EngineHost;
     const origin = { memory: base, disk };
     const rootfs = { path: join(root, 'rootfs'), digest: '' };
     const facts = { contents: 'full', resources: RESOURCES, fingerprint: {}, channelKey: new Uint8Array(16) } as const;
@@ -238,6 +243,29 @@ describe('a capture of which a call fails', () => {
       expect(await restoredDigest(await expectWhole(await emptyDirectory(), engine))).toBe(await guest.digest());
     },
   );
+
+  test.each<[string, (path: string) => Promise<void>]>([
+    ['was cut short', (path) => truncate(path, 4096)],
+    ['is gone', (path) => rm(path)],
+  ])('is whole without the layers below when one of them %s, and so is the one after it', async (_, damage) => {
+    const engine = await startEngine();
+    for (let index = 0; index < 3; index++) {
+      await guest.fill(index + 1, [index, index + 1]);
+      await addLayer(engine.memory);
+    }
+    const [, damaged] = engine.memory.layers;
+    await damage(damaged?.path ?? '');
+    await guest.fill(9, [3, 500]);
+    const directory = await emptyDirectory();
+    const { manifest } = await capture(engine, directory);
+    expect(manifest.memoryLayers).toHaveLength(1);
+    await createSnapshotIntegrity({ memory, log: SILENT_LOG }).verify({ directory, manifest });
+    expect(await restoredDigest({ directory, manifest })).toBe(await guest.digest());
+    const named = [...snapshotFiles({ directory, manifest }).memoryLayers].map(({ path }) => basename(path));
+    expect((await readdir(directory)).filter((name) => name.endsWith('.layer'))).toEqual(named);
+    await guest.fill(10, [4]);
+    expect(await restoredDigest(await expectWhole(await emptyDirectory(), engine))).toBe(await guest.digest());
+  });
 
   test('of an engine that is gone in the middle leaves nothing and says so', async () => {
     for (let call = 1; ; call++) {

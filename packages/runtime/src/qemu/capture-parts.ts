@@ -1,5 +1,5 @@
 import { constants } from 'node:fs';
-import { chmod, open, rm, writeFile } from 'node:fs/promises';
+import { chmod, open, rename, rm, writeFile } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import type { Exec } from '../exec.ts';
@@ -23,7 +23,7 @@ const MAX_LAYER_SHARE = 0.5;
 /** Everything that differs from the base, until it is reduced to what differs from the layers below. */
 const MEMORY_COPY = 'memory.copy';
 
-/** A file of a capture, complete but perhaps not on the platter yet, unless it says how it is completed. */
+/** A file of a capture, complete but perhaps not on the platter yet. */
 export interface CapturedFile {
   /** Absolute. */
   readonly path: string;
@@ -35,14 +35,19 @@ export interface CapturedFile {
   readonly own?: string;
   /** Of a file that is known already: it was captured, hashed and synced before. */
   readonly known?: SnapshotArtifact;
-  /** Writes it, while the guest may go on already. */
-  readonly complete?: () => Promise<void>;
 }
 
 /** Something below and what changed upon it, oldest first. */
 export interface CapturedLayers {
   readonly base: CapturedFile;
   readonly layers: readonly CapturedFile[];
+}
+
+/** Captured memory: what lies upon the base is still to be written, while the guest may go on already. */
+export interface CapturedMemory {
+  readonly base: CapturedFile;
+  /** Oldest first. Called once. */
+  readonly writeLayers: () => Promise<readonly CapturedFile[]>;
 }
 
 export interface CaptureContext {
@@ -116,38 +121,58 @@ async function keepLayers(
 }
 
 /**
+ * Layers of which the newest is what `copy` shows differently from the former ones; or `copy` alone, which holds everything
+ * that differs from the base, where a former one cannot be read any more.
+ */
+async function reduceCopy(context: CaptureContext, base: string, copy: string): Promise<readonly CapturedFile[]> {
+  const { host, source, target, memoryLayers } = context;
+  const name = memoryLayerName(memoryLayers.length);
+  const path = target(name);
+  try {
+    const kept = await keepLayers(memoryLayers, memoryLayerName, target);
+    const files = { source: copy, below: kept.map((layer) => layer.path), base, target: path };
+    await host.memory.run({ kind: 'reduce-layer', ...files, size: source.resources.memoryMB * MIB });
+    await rm(copy);
+    return [...kept, { path, name }];
+  } catch (caught) {
+    host.log.warn(
+      { engine: source.engine.identity.name, error: PlatformError.fromUnknown(caught) },
+      'a capture of memory goes without the layers of former ones',
+    );
+    const alone = memoryLayerName(0);
+    for (let index = 0; index <= memoryLayers.length; index++)
+      await rm(target(memoryLayerName(index)), { force: true });
+    await rename(copy, target(alone));
+    return [{ path: target(alone), name: alone }];
+  }
+}
+
+/**
  * Copies what changed against the memory the engine maps, of which the layer is what differs from those below; or all of
  * the memory, when most of it changed or nothing is below.
  */
-export async function saveMemory(context: CaptureContext, signal: AbortSignal | undefined): Promise<CapturedLayers> {
-  const { host, source, exec, target } = context;
+export async function saveMemory(context: CaptureContext, signal: AbortSignal | undefined): Promise<CapturedMemory> {
+  const { host, source, exec, target, memoryLayers } = context;
   const { engine, origin } = source;
   const memory = memoryOf(engine, source.resources.memoryMB);
   const below = origin?.memory;
   if (below !== undefined) {
-    const former = context.memoryLayers.length < MAX_MEMORY_LAYERS ? context.memoryLayers : [];
-    const name = memoryLayerName(former.length);
+    const alone = memoryLayers.length === 0 || memoryLayers.length >= MAX_MEMORY_LAYERS;
+    const name = alone ? memoryLayerName(0) : MEMORY_COPY;
     const path = target(name);
-    const copy = former.length === 0 ? path : target(MEMORY_COPY);
     const limit = memory.size * MAX_LAYER_SHARE;
-    const { bytes } = await host.memory.run({ kind: 'save-layer', ...memory, target: copy, limit });
+    const { bytes } = await host.memory.run({ kind: 'save-layer', ...memory, target: path, limit });
     if (bytes > 0) {
       const base = await keepBase(engine.mapped, target(MEMORY_BASE), below);
-      if (copy === path) return { base, layers: [{ path, name }] };
-      const kept = await keepLayers(former, memoryLayerName, target);
-      async function complete(): Promise<void> {
-        const files = { source: copy, below: kept.map((layer) => layer.path), base: engine.mapped, target: path };
-        await host.memory.run({ kind: 'reduce-layer', ...files, size: memory.size });
-        await rm(copy);
-      }
-      return { base, layers: [...kept, { path, name, complete }] };
+      const writeLayers = alone ? async () => [{ path, name }] : () => reduceCopy(context, engine.mapped, path);
+      return { base, writeLayers };
     }
   }
   const path = target(MEMORY_BASE);
   if (below !== undefined) await copySparse(engine.mapped, path, exec, signal);
   await host.memory.run({ kind: 'dump-memory', ...memory, target: path });
   await chmod(path, MEMORY_MODE);
-  return { base: { path, name: MEMORY_BASE, virtualSize: memory.size }, layers: [] };
+  return { base: { path, name: MEMORY_BASE, virtualSize: memory.size }, writeLayers: async () => [] };
 }
 
 /**

@@ -3,6 +3,7 @@ import { join, resolve } from 'node:path';
 import type { CaptureKind, Resources, SnapshotArtifact, SnapshotManifest } from '@agentenv/core';
 import type { RootFilesystem, StoredSnapshot } from '../backend.ts';
 import type { Exec } from '../exec.ts';
+import { all } from './all-settled.ts';
 import { type CapturedFile, saveDevices, saveDisk, saveMemory } from './capture-parts.ts';
 import type { Engine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
@@ -32,12 +33,6 @@ export interface CaptureSource {
   readonly onCopied?: () => Promise<void>;
 }
 
-/** Everything of one capture that has to succeed together: waits for all, then fails with the first failure. */
-async function all<T extends readonly unknown[]>(work: { [K in keyof T]: Promise<T[K]> }): Promise<T> {
-  await Promise.allSettled(work);
-  return (await Promise.all(work)) as unknown as T;
-}
-
 /**
  * Writes a stopped engine's guest into an empty directory: devices, memory and disk at the same time, or the disk alone,
  * and the manifest last, all of it on the platter. The engine stays stopped. What was written is removed on failure, `no_space` when the
@@ -59,10 +54,9 @@ export async function captureEngine(
   };
 
   /** Puts a file on the platter and finds out its digest, at the same time where both only read it. */
-  async function settle({ path, name, virtualSize, known, complete }: CapturedFile): Promise<SnapshotArtifact> {
+  async function settle({ path, name, virtualSize, known }: CapturedFile): Promise<SnapshotArtifact> {
     const size = virtualSize === undefined ? {} : { virtualSize };
     if (known !== undefined) return { ...known, path: name };
-    await complete?.();
     const synced = syncFile(path);
     // Where a sparse file has its data is only certain once it was written back.
     if (virtualSize !== undefined) await synced;
@@ -85,7 +79,7 @@ export async function captureEngine(
     const [settledState, settledMemory, memoryLayers, settledDisk, diskLayers] = await all([
       vmState === undefined ? NOTHING : settle(vmState),
       memory === undefined ? NOTHING : settle(memory.base),
-      settleAll(memory?.layers ?? []),
+      memory === undefined ? settleAll([]) : memory.writeLayers().then(settleAll),
       settle(disk.base),
       settleAll(disk.layers),
     ]);

@@ -36,17 +36,17 @@ export function writeFully(fd: number, source: Buffer, start: number, end: numbe
   }
 }
 
-/** Reads `extents`, moved by `base`, in pieces of at most a chunk; the buffer is used again for the next piece. */
+/** Reads `extents`, moved by `base`, in pieces as large as `buffer` at most, which is used again for the next piece. */
 export function forEachChunk(
   fd: number,
   extents: readonly Extent[],
   base: number,
+  buffer: Buffer,
   use: (chunk: Buffer, length: number, offset: number) => void,
 ): void {
-  const buffer = Buffer.allocUnsafe(CHUNK);
   for (const extent of extents) {
     for (let done = 0; done < extent.length; ) {
-      const length = Math.min(CHUNK, extent.length - done);
+      const length = Math.min(buffer.length, extent.length - done);
       readFully(fd, buffer, length, base + extent.offset + done);
       use(buffer, length, extent.offset + done);
       done += length;

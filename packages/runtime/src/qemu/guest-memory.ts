@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { readFully, withFile } from './file-io.ts';
 import { type Extent, findMapping, privateExtents } from './pagemap.ts';
+import type { Scratch } from './scratch.ts';
 import { PAGE } from './sparse-digest.ts';
 
 const PAGEMAP_ENTRY = 8;
@@ -22,8 +23,8 @@ export function guestMemoryStart({ pid, mapped, size }: GuestMemory): number {
 }
 
 /** What the engine changed in the file it maps privately; only right while the guest is stopped. */
-export function changedExtents({ pid, size }: GuestMemory, start: number): readonly Extent[] {
-  const entries = Buffer.allocUnsafe((size / PAGE) * PAGEMAP_ENTRY);
+export function changedExtents({ pid, size }: GuestMemory, start: number, scratch: Scratch): readonly Extent[] {
+  const entries = scratch.take((size / PAGE) * PAGEMAP_ENTRY);
   withFile(`/proc/${pid}/pagemap`, 'r', (fd) => {
     readFully(fd, entries, entries.length, (start / PAGE) * PAGEMAP_ENTRY);
   });

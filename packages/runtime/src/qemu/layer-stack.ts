@@ -1,6 +1,7 @@
 import { closeSync, fstatSync, openSync } from 'node:fs';
 import { readFully } from './file-io.ts';
 import { decodeLayerIndex, type LayerIndex, layerHeadBytes } from './memory-layer.ts';
+import type { Scratch } from './scratch.ts';
 import { PAGE } from './sparse-digest.ts';
 
 /** More than any chain of ours gets; the owner of a page is one byte. */
@@ -30,14 +31,14 @@ export interface LayerStack extends Disposable {
 }
 
 /** The checked index of a layer file for a guest of `memoryBytes`. */
-function readLayerIndex(fd: number, memoryBytes: number): LayerIndex {
+function readLayerIndex(fd: number, memoryBytes: number, scratch: Scratch): LayerIndex {
   const { size } = fstatSync(fd);
   if (size < PAGE) throw new Error('the memory layer is cut short');
-  const start = Buffer.allocUnsafe(PAGE);
+  const start = scratch.take(PAGE);
   readFully(fd, start, PAGE, 0);
   const bytes = layerHeadBytes(start, memoryBytes);
   if (bytes > size) throw new Error('the memory layer is cut short');
-  const head = Buffer.allocUnsafe(bytes);
+  const head = scratch.take(bytes);
   readFully(fd, head, bytes, 0);
   return decodeLayerIndex(head, memoryBytes, size);
 }
@@ -46,16 +47,17 @@ function readLayerIndex(fd: number, memoryBytes: number): LayerIndex {
  * Opens layers, oldest first, of a guest of `memoryBytes`; throws when one of them is not a whole layer of that guest.
  * Blocks: worker threads only.
  */
-export function openLayerStack(sources: readonly string[], memoryBytes: number): LayerStack {
+export function openLayerStack(sources: readonly string[], memoryBytes: number, scratch: Scratch): LayerStack {
   if (sources.length > MAX_STACK) throw new Error(`${sources.length} memory layers are too many`);
   using undo = new DisposableStack();
   const pages = memoryBytes / PAGE;
-  const owners = new Uint8Array(pages);
-  const positions = new Uint32Array(pages);
+  const owners = scratch.take(pages).fill(0);
+  const bytes = scratch.take(pages * Uint32Array.BYTES_PER_ELEMENT);
+  const positions = new Uint32Array(bytes.buffer, bytes.byteOffset, pages);
   const layers = sources.map((source, layer) => {
     const fd = openSync(source, 'r');
     undo.defer(() => closeSync(fd));
-    const index = readLayerIndex(fd, memoryBytes);
+    const index = readLayerIndex(fd, memoryBytes, scratch);
     let position = index.dataOffset / PAGE;
     for (const { offset, length } of index.extents) {
       const end = (offset + length) / PAGE;

@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto';
 import { closeSync, fstatSync, ftruncateSync, openSync } from 'node:fs';
 import { type MergeDiskLayersJob, mergeDiskLayers } from './disk-merge.ts';
-import { forEachChunk, withFile, writeFully } from './file-io.ts';
+import { CHUNK, forEachChunk, withFile, writeFully } from './file-io.ts';
 import { changedExtents, type GuestMemory, guestMemoryStart } from './guest-memory.ts';
 import {
   type ApplyLayersJob,
@@ -14,6 +14,7 @@ import {
   saveLayer,
 } from './memory-layer-jobs.ts';
 import type { Extent } from './pagemap.ts';
+import { createScratch, type Scratch } from './scratch.ts';
 import { createSparseDigest, isZeroPage, PAGE } from './sparse-digest.ts';
 
 /** Copies what a stopped engine changed in its guest's memory into `target`. */
@@ -76,14 +77,14 @@ function openTarget(path: string, size: number): { readonly fd: number; readonly
   }
 }
 
-function dumpMemory(job: DumpMemoryJob): number {
+function dumpMemory(job: DumpMemoryJob, scratch: Scratch): number {
   const start = guestMemoryStart(job);
-  const extents = changedExtents(job, start);
+  const extents = changedExtents(job, start, scratch);
   const target = openTarget(job.target, job.size);
   let bytes = 0;
   try {
     withFile(`/proc/${job.pid}/mem`, 'r', (memory) => {
-      forEachChunk(memory, extents, start, (chunk, length, offset) => {
+      forEachChunk(memory, extents, start, scratch.take(CHUNK), (chunk, length, offset) => {
         writePages(target.fd, chunk, length, offset, target.fresh);
         bytes += length;
       });
@@ -94,44 +95,47 @@ function dumpMemory(job: DumpMemoryJob): number {
   return bytes;
 }
 
-function digest(job: DigestJob): MemoryJobResult {
+function digest(job: DigestJob, scratch: Scratch): MemoryJobResult {
   const sparse = createSparseDigest(job.size);
   withFile(job.path, 'r', (fd) => {
-    forEachChunk(fd, job.extents, 0, (chunk, length, offset) => sparse.update(offset, chunk.subarray(0, length)));
+    forEachChunk(fd, job.extents, 0, scratch.take(CHUNK), (chunk, length, offset) => {
+      sparse.update(offset, chunk.subarray(0, length));
+    });
   });
   return { bytes: sparse.dataBytes, sha256: sparse.digest() };
 }
 
-function hashFile(path: string): MemoryJobResult {
+function hashFile(path: string, scratch: Scratch): MemoryJobResult {
   return withFile(path, 'r', (fd) => {
     const hash = createHash('sha256');
     const { size } = fstatSync(fd);
     const whole = size === 0 ? [] : [{ offset: 0, length: size }];
-    forEachChunk(fd, whole, 0, (chunk, length) => hash.update(chunk.subarray(0, length)));
+    forEachChunk(fd, whole, 0, scratch.take(CHUNK), (chunk, length) => hash.update(chunk.subarray(0, length)));
     return { bytes: size, sha256: hash.digest('hex') };
   });
 }
 
 /** Runs one job on the calling thread; it blocks until done, so only a worker thread calls it. */
-export function runMemoryJob(job: MemoryJob | BackgroundJob): MemoryJobResult {
+export function runMemoryJob(job: MemoryJob | BackgroundJob, kept = createScratch()): MemoryJobResult {
+  using scratch = kept;
   switch (job.kind) {
     case 'dump-memory':
-      return { bytes: dumpMemory(job), sha256: '' };
+      return { bytes: dumpMemory(job, scratch), sha256: '' };
     case 'save-layer':
-      return { bytes: saveLayer(job), sha256: '' };
+      return { bytes: saveLayer(job, scratch), sha256: '' };
     case 'reduce-layer':
-      return { bytes: reduceLayer(job), sha256: '' };
+      return { bytes: reduceLayer(job, scratch), sha256: '' };
     case 'merge-layers':
-      mergeLayers(job);
-      return hashFile(job.target);
+      mergeLayers(job, scratch);
+      return hashFile(job.target, scratch);
     case 'apply-layers':
-      return { bytes: applyLayers(job), sha256: '' };
+      return { bytes: applyLayers(job, scratch), sha256: '' };
     case 'digest':
-      return digest(job);
+      return digest(job, scratch);
     case 'hash-file':
-      return hashFile(job.path);
+      return hashFile(job.path, scratch);
     case 'merge-disk-layers':
       mergeDiskLayers(job);
-      return hashFile(job.target);
+      return hashFile(job.target, scratch);
   }
 }

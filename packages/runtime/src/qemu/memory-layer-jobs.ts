@@ -4,6 +4,7 @@ import { changedExtents, type GuestMemory, guestMemoryStart } from './guest-memo
 import { type LayerPiece, type LayerStack, openLayerStack } from './layer-stack.ts';
 import { encodeLayerIndex } from './memory-layer.ts';
 import type { Extent } from './pagemap.ts';
+import type { Scratch } from './scratch.ts';
 import { PAGE } from './sparse-digest.ts';
 
 /** Writes what a stopped engine changed against the file it maps as a new layer file. */
@@ -59,12 +60,12 @@ function runsOf(pieces: readonly LayerPiece[]): readonly Extent[] {
 }
 
 /** Gathers scattered pages into large writes behind a head; answers the size of the file. */
-function writeLayer(path: string, size: number, pieces: readonly LayerPiece[]): number {
+function writeLayer(path: string, size: number, pieces: readonly LayerPiece[], scratch: Scratch): number {
   const head = encodeLayerIndex(size, runsOf(pieces));
   const target = openSync(path, 'wx', 0o600);
   try {
     writeFully(target, head, 0, head.length, 0);
-    const buffer = Buffer.allocUnsafe(CHUNK);
+    const buffer = scratch.take(CHUNK);
     let position = head.length;
     let used = 0;
     const flush = (): void => {
@@ -89,13 +90,13 @@ function writeLayer(path: string, size: number, pieces: readonly LayerPiece[]): 
 }
 
 /** Writes the layer; answers the size of the file, 0 when more than `limit` bytes changed. Blocks until done. */
-export function saveLayer(job: SaveLayerJob): number {
+export function saveLayer(job: SaveLayerJob, scratch: Scratch): number {
   const start = guestMemoryStart(job);
-  const extents = changedExtents(job, start);
+  const extents = changedExtents(job, start, scratch);
   if (extents.reduce((sum, { length }) => sum + length, 0) > job.limit) return 0;
   return withFile(`/proc/${job.pid}/mem`, 'r', (fd) => {
     const pieces = extents.map(({ offset, length }) => ({ offset, length, fd, position: start + offset }));
-    return writeLayer(job.target, job.size, pieces);
+    return writeLayer(job.target, job.size, pieces, scratch);
   });
 }
 
@@ -122,9 +123,9 @@ function* pairsOf(now: LayerStack, former: LayerStack, base: number) {
 }
 
 /** Pages that `now` shows with other contents than `former`, ascending. */
-function differences(now: LayerStack, former: LayerStack, base: number): readonly LayerPiece[] {
+function differences(now: LayerStack, former: LayerStack, base: number, scratch: Scratch): readonly LayerPiece[] {
   const found: LayerPiece[] = [];
-  const [left, right] = [Buffer.allocUnsafe(CHUNK), Buffer.allocUnsafe(CHUNK)];
+  const [left, right] = [scratch.take(CHUNK), scratch.take(CHUNK)];
   for (const { after, before } of pairsOf(now, former, base)) {
     const { offset, length, fd, position } = after;
     readFully(fd, left, length, position);
@@ -143,25 +144,25 @@ function differences(now: LayerStack, former: LayerStack, base: number): readonl
 }
 
 /** Writes the difference; answers the size of the file. Blocks until done. */
-export function reduceLayer({ source, below, base, target, size }: ReduceLayerJob): number {
-  using now = openLayerStack([source], size);
-  using former = openLayerStack(below, size);
-  return withFile(base, 'r', (fd) => writeLayer(target, size, differences(now, former, fd)));
+export function reduceLayer({ source, below, base, target, size }: ReduceLayerJob, scratch: Scratch): number {
+  using now = openLayerStack([source], size, scratch);
+  using former = openLayerStack(below, size, scratch);
+  return withFile(base, 'r', (fd) => writeLayer(target, size, differences(now, former, fd, scratch), scratch));
 }
 
 /** Merges the layers. Blocks until done. */
-export function mergeLayers({ sources, target, size }: MergeLayersJob): void {
-  using stack = openLayerStack(sources, size);
+export function mergeLayers({ sources, target, size }: MergeLayersJob, scratch: Scratch): void {
+  using stack = openLayerStack(sources, size, scratch);
   const pieces = [...stack.pieces()].toSorted((left, right) => left.offset - right.offset);
-  writeLayer(target, size, pieces);
+  writeLayer(target, size, pieces, scratch);
 }
 
 /** Applies the layers, each page once; answers the bytes of guest memory written. Blocks until done. */
-export function applyLayers(job: ApplyLayersJob): number {
+export function applyLayers(job: ApplyLayersJob, scratch: Scratch): number {
   const start = guestMemoryStart(job);
-  using stack = openLayerStack(job.sources, job.size);
+  using stack = openLayerStack(job.sources, job.size, scratch);
   return withFile(`/proc/${job.pid}/mem`, 'r+', (memory) => {
-    const buffer = Buffer.allocUnsafe(CHUNK);
+    const buffer = scratch.take(CHUNK);
     let bytes = 0;
     let window = { fd: -1, from: 0, to: 0 };
     for (const { fd, offset, length, position } of stack.pieces()) {

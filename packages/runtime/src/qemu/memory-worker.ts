@@ -1,5 +1,6 @@
 import { parentPort } from 'node:worker_threads';
 import { type BackgroundJob, type MemoryJob, type MemoryJobResult, runMemoryJob } from './memory-jobs.ts';
+import { createScratch } from './scratch.ts';
 
 export interface WorkerRequest {
   readonly id: number;
@@ -11,9 +12,11 @@ export type WorkerAnswer =
   /** `code` is the system's name of the failure, where it has one. */
   | { readonly id: number; readonly message: string; readonly code: string | undefined };
 
+const scratch = createScratch();
+
 function answer({ id, job }: WorkerRequest): WorkerAnswer {
   try {
-    return { id, result: runMemoryJob(job) };
+    return { id, result: runMemoryJob(job, scratch) };
   } catch (caught) {
     if (!(caught instanceof Error)) return { id, message: String(caught), code: undefined };
     const code = 'code' in caught && typeof caught.code === 'string' ? caught.code : undefined;

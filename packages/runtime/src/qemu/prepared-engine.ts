@@ -4,10 +4,11 @@ import type { StoredSnapshot } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
 import type { PoolEntry } from '../pool/pool.ts';
 import { createSlotVisit } from '../slot-visit.ts';
+import { all } from './all-settled.ts';
 import { type StartedEngine, startEngine } from './engine.ts';
 import { isDefaultPolicy, UnusableInAdvance } from './in-advance.ts';
 import { bringUp, capturedGuest, type Machine, type MachineDeps, type MachineUse, whileRunning } from './machine.ts';
-import { loadCapture } from './restore-engine.ts';
+import { loadDevices, loadMemory } from './restore-engine.ts';
 import { liveFiles } from './snapshot-files.ts';
 
 /**
@@ -72,8 +73,12 @@ export async function restorePrepared(
     if (!isDefaultPolicy(network)) await slot.applyPolicy(network, signal);
     await whileRunning(engine, signal, async (running) => {
       const { disk: base, diskLayers: layers } = files;
-      await engine.disk.attach({ base, sameBase: base.sha256 === diskBase, layers }, running);
-      await loadCapture(deps.host, engine, files, snapshot.manifest.resources.memoryMB, running);
+      await all([
+        engine.disk.attach({ base, sameBase: base.sha256 === diskBase, layers }, running),
+        loadMemory(deps.host, engine, files, snapshot.manifest.resources.memoryMB, running),
+      ]);
+      running.throwIfAborted();
+      await loadDevices(deps.host, engine, running);
     });
   } catch (caught) {
     signal.throwIfAborted();

@@ -2,6 +2,7 @@ import { copyFile } from 'node:fs/promises';
 import { PlatformError, type Resources } from '@agentenv/core';
 import type { StoredSnapshot } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
+import { all } from './all-settled.ts';
 import { type Engine, type StartedEngine, startEngine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
 import { ENGINE_FD } from './qemu-args.ts';
@@ -11,10 +12,42 @@ import { type LiveFiles, liveFiles } from './snapshot-files.ts';
 const MIB = 1024 * 1024;
 const LOAD_DEADLINE_MS = 30_000;
 
-/** Reports completion; a failed load ends the engine, which is seen as its end. */
-async function loadDevices(host: EngineHost, engine: Engine, signal: AbortSignal | undefined): Promise<void> {
+/** Brings the memory of a fresh engine from the base it maps to what was captured. */
+async function applyLayers(host: EngineHost, engine: Engine, files: LiveFiles, memoryMB: number): Promise<void> {
+  const sources = files.memoryLayers.map(({ path }) => path);
+  if (sources.length === 0) return;
+  const { pid } = engine.identity;
+  const job = { kind: 'apply-layers', pid, mapped: engine.mapped, size: memoryMB * MIB, sources } as const;
+  await all([host.memory.run(job), engine.memory.take(files.memoryLayers)]);
+}
+
+/** Brings an engine that waits for a capture, and maps its memory, so far that its devices can be loaded. */
+export async function loadMemory(
+  host: EngineHost,
+  engine: StartedEngine,
+  files: LiveFiles,
+  memoryMB: number,
+  signal: AbortSignal | undefined,
+): Promise<void> {
+  await all([
+    applyLayers(host, engine, files, memoryMB),
+    copyFile(files.vmState.path, engine.deviceState),
+    // So that the end of loading the devices is told.
+    engine.qmp.execute(
+      'migrate-set-capabilities',
+      { capabilities: [{ capability: 'events', state: true }] },
+      {},
+      signal,
+    ),
+  ]);
+}
+
+/**
+ * Loads the devices into an engine that has the memory and the disk; the guest is stopped exactly where it was captured.
+ * Rejects with `create_failed`; a failed load ends the engine, which is seen as its end.
+ */
+export async function loadDevices(host: EngineHost, engine: Engine, signal: AbortSignal | undefined): Promise<void> {
   const { qmp } = engine;
-  await qmp.execute('migrate-set-capabilities', { capabilities: [{ capability: 'events', state: true }] }, {}, signal);
   const loaded = nextQmpEvent(
     qmp,
     host.clock,
@@ -32,34 +65,6 @@ async function loadDevices(host: EngineHost, engine: Engine, signal: AbortSignal
   if (status === 'failed') {
     throw new PlatformError('create_failed', 'the captured devices do not fit this virtual machine');
   }
-}
-
-/** Brings the memory of a fresh engine from the base it maps to what was captured. */
-async function applyLayers(host: EngineHost, engine: Engine, files: LiveFiles, memoryMB: number): Promise<void> {
-  const sources = files.memoryLayers.map(({ path }) => path);
-  if (sources.length === 0) return;
-  const { pid } = engine.identity;
-  const writing = host.memory.run({
-    ...{ kind: 'apply-layers', pid, mapped: engine.mapped, size: memoryMB * MIB },
-    sources,
-  });
-  await Promise.all([writing, engine.memory.take(files.memoryLayers)]);
-}
-
-/**
- * Loads a capture into an engine that waits for one and maps its memory, with its disk below its overlay; the guest is
- * stopped exactly where it was captured. Rejects with `create_failed`; the engine is of no use then.
- */
-export async function loadCapture(
-  host: EngineHost,
-  engine: StartedEngine,
-  files: LiveFiles,
-  memoryMB: number,
-  signal: AbortSignal | undefined,
-): Promise<void> {
-  await Promise.all([applyLayers(host, engine, files, memoryMB), copyFile(files.vmState.path, engine.deviceState)]);
-  signal?.throwIfAborted();
-  await loadDevices(host, engine, signal);
 }
 
 /** Starts an engine on a capture and loads it. */
@@ -89,7 +94,9 @@ export async function restoreEngine(
       signal,
     ),
   );
-  await loadCapture(host, engine, files, resources.memoryMB, signal);
+  await loadMemory(host, engine, files, resources.memoryMB, signal);
+  signal?.throwIfAborted();
+  await loadDevices(host, engine, signal);
   undo.move();
   return engine;
 }

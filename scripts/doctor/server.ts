@@ -2,7 +2,13 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { SILENT_LOG } from '@agentenv/core';
-import { createQemuBackend, type HostArtifacts, loadArtifacts, type NetworkSlots } from '@agentenv/runtime';
+import {
+  createProcessStarter,
+  createQemuBackend,
+  type HostArtifacts,
+  loadArtifacts,
+  type NetworkSlots,
+} from '@agentenv/runtime';
 import { systemClock } from '../../packages/server/src/clock.ts';
 import { loadConfig } from '../../packages/server/src/config/load.ts';
 import type { Config } from '../../packages/server/src/config/schema.ts';
@@ -39,11 +45,13 @@ export async function checkBackends(config: Config, uid: number): Promise<readon
     return [{ name, state: 'missing', detail: messageOf(caught), remedy: './aenv setup' }];
   }
   if (uid !== 0) return [{ name, state: 'warning', detail: 'only root can tell', remedy: 'sudo ./aenv doctor' }];
+  await using starter = createProcessStarter();
   await using backend = createQemuBackend({
     artifacts,
     home: join(config.home_path, 'qemu'),
     runtimeDir: config.runtime_path,
     slots: NO_SLOTS,
+    starter,
     clock: systemClock,
     rng: systemRng,
     log: SILENT_LOG,

@@ -1,6 +1,5 @@
 import { type Clock, PlatformError } from '@agentenv/core';
-import type { ExecAnswer, ExecRequest } from './exec-worker.ts';
-import { createWorkerThread } from './worker-thread.ts';
+import { createProcessStarter, type ProcessStarter } from './process-starter.ts';
 
 export interface Command {
   /** Program and arguments; never a shell line. */
@@ -15,31 +14,28 @@ export type Exec = (command: Command, signal?: AbortSignal) => Promise<string>;
 
 const MAX_QUOTED = 400;
 
-/**
- * Commands are started by a thread: whoever starts a process stands still until it runs, which takes tens of milliseconds on
- * a busy host, and the thread that answers requests must not.
- */
-export function createExec({ clock }: { readonly clock: Clock }): Exec {
-  const thread = createWorkerThread<ExecRequest, ExecAnswer>({
-    program: new URL('./exec-worker.ts', import.meta.url),
-    ...{ name: 'aenv-exec', called: 'thread that starts commands' },
-  });
+export interface ExecDeps {
+  readonly clock: Clock;
+  /** One of its own unless given. */
+  readonly starter?: ProcessStarter;
+}
+
+export function createExec({ clock, starter = createProcessStarter() }: ExecDeps): Exec {
   return async ({ argv, stdin = '', deadlineMs }, signal) => {
     signal?.throwIfAborted();
-    const { answer, tell } = thread.call((id) => ({ id, argv, stdin }));
-    const end = () => tell((id) => ({ id, end: true }));
+    const command = starter.command(argv, stdin);
     let ended: { readonly code: 'deadline_exceeded' | 'canceled'; readonly what: string } | undefined;
     const timer = clock.timer(deadlineMs, () => {
       ended ??= { code: 'deadline_exceeded', what: `did not end within ${deadlineMs} ms` };
-      end();
+      command.end();
     });
     const onAbort = () => {
       ended ??= { code: 'canceled', what: 'was canceled' };
-      end();
+      command.end();
     };
     signal?.addEventListener('abort', onAbort, { once: true });
     try {
-      const { stdout, stderr, failure } = await answer;
+      const { stdout, stderr, failure } = await command.ended;
       if (failure === undefined) return stdout;
       const words = stderr.trim().slice(-MAX_QUOTED);
       const message = `${argv[0]} ${ended?.what ?? failure}${words === '' ? '' : `: ${words}`}`;

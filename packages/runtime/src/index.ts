@@ -7,4 +7,5 @@ export * from './fingerprint.ts';
 export * from './network/addressing.ts';
 export * from './network/slot.ts';
 export * from './network/slots.ts';
+export * from './process-starter.ts';
 export * from './qemu/index.ts';

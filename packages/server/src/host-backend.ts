@@ -7,7 +7,9 @@ import {
   createFakeWorld,
   createFileArtifacts,
   createNetworkSlots,
+  createProcessStarter,
   createQemuBackend,
+  type Exec,
   loadArtifacts,
   type NetworkSlots,
 } from '@agentenv/runtime';
@@ -69,15 +71,18 @@ async function openQemu(deps: HostBackendDependencies): Promise<HostBackend> {
       'the server needs root for network namespaces, taps and the user ids of engines; start it by ./aenv server or with sudo',
     );
   }
-  const artifacts = await loadArtifacts(config.deps_path);
   await using undo = new AsyncDisposableStack();
-  const slots = undo.use(await openSlots(deps));
+  const starter = undo.use(createProcessStarter());
+  starter.prepare();
+  const artifacts = await loadArtifacts(config.deps_path);
+  const slots = undo.use(await openSlots(deps, createExec({ clock, starter })));
   const backend = undo.use(
     createQemuBackend({
       artifacts,
       home: join(config.home_path, 'qemu'),
       runtimeDir: config.runtime_path,
       slots,
+      starter,
       clock,
       rng,
       log: log.child({ part: 'qemu' }),
@@ -107,17 +112,19 @@ async function openQemu(deps: HostBackendDependencies): Promise<HostBackend> {
       } finally {
         // Whatever became of that: disposing the slots would take them from the engines.
         await slots.abandon();
+        // The engines go on without the one who started them.
+        await starter[Symbol.asyncDispose]();
       }
     },
     [Symbol.asyncDispose]: () => everything.disposeAsync(),
   };
 }
 
-function openSlots({ config, clock, log }: HostBackendDependencies): Promise<NetworkSlots> {
+function openSlots({ config, clock, log }: HostBackendDependencies, exec: Exec): Promise<NetworkSlots> {
   return createNetworkSlots({
     runtimeDir: config.runtime_path,
     prefix: NAMESPACE_PREFIX,
-    exec: createExec({ clock }),
+    exec,
     clock,
     log: log.child({ part: 'network' }),
     uplink: config['network.uplink'],

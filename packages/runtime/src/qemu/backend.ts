@@ -7,6 +7,7 @@ import { createExec } from '../exec.ts';
 import { assertBootable, assertRestorable } from '../fingerprint.ts';
 import { GUEST_ADDRESSING } from '../network/addressing.ts';
 import type { NetworkSlots } from '../network/slot.ts';
+import type { ProcessStarter } from '../process-starter.ts';
 import { isRunning } from '../processes.ts';
 import { createBackgroundJobs } from './background-jobs.ts';
 import { BACKEND_NAME } from './capture.ts';
@@ -53,6 +54,8 @@ export interface QemuBackendOptions {
   /** Sockets; at most 80 bytes long. Absolute. */
   readonly runtimeDir: string;
   readonly slots: NetworkSlots;
+  /** Starts engines and commands; it has to live as long as the backend. */
+  readonly starter: ProcessStarter;
   readonly clock: Clock;
   readonly rng: Rng;
   readonly log: Log;
@@ -76,10 +79,10 @@ interface Ready extends MachineDeps {
  * socket paths. Disposing ends every sandbox and pool entry of this backend.
  */
 export function createQemuBackend(options: QemuBackendOptions): Backend {
-  const { artifacts, home, slots, clock, rng, log } = options;
+  const { artifacts, home, slots, starter, clock, rng, log } = options;
   const enginePath = options.enginePath ?? DEFAULT_ENGINE;
   const layout = engineLayout(home, options.runtimeDir);
-  const exec = createExec({ clock });
+  const exec = createExec({ clock, starter });
   const memory = createMemoryThread();
   const integrity = createSnapshotIntegrity({ memory, log });
   const clocks = createClockKeeper(clock);
@@ -122,7 +125,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
     const fingerprint = engineFingerprint({ engineVersion, accelerator, kernelDigest, mac });
     const cgroups = await createEngineCgroups({ root: CGROUP_ROOT, clock, log });
     const host: EngineHost = {
-      ...{ layout, artifacts, enginePath, engineVersion, accelerator, fingerprint, cgroups },
+      ...{ layout, artifacts, enginePath, engineVersion, accelerator, fingerprint, cgroups, starter },
       ...{ memory, background: createBackgroundJobs({ clock }), clock, rng, log },
     };
     const deps = { host, slots, exec };

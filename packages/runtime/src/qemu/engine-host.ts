@@ -3,6 +3,7 @@ import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { type Clock, type Log, PlatformError, type Rng } from '@agentenv/core';
 import type { HostArtifacts } from '../artifacts.ts';
+import type { ProcessStarter } from '../process-starter.ts';
 import type { BackgroundJobs } from './background-jobs.ts';
 import type { EngineCgroups } from './cgroups.ts';
 import type { MemoryThread } from './memory-thread.ts';
@@ -39,6 +40,7 @@ export interface EngineHost {
   readonly accelerator: Accelerator;
   readonly fingerprint: Readonly<Record<string, string>>;
   readonly cgroups: EngineCgroups;
+  readonly starter: ProcessStarter;
   readonly memory: MemoryThread;
   readonly background: BackgroundJobs;
   readonly clock: Clock;

@@ -1,24 +1,16 @@
-import { type ChildProcess, spawn } from 'node:child_process';
-import { type Clock, PlatformError } from '@agentenv/core';
-import { keepTail } from './stderr-tail.ts';
+import type { Clock } from '@agentenv/core';
+import type { ProcessStarter } from '../process-starter.ts';
+import { killProcess, type ProcessIdentity, waitUntilGone } from '../processes.ts';
 
 /** A killed process is gone within milliseconds unless its storage hangs. */
 const KILL_DEADLINE_MS = 10_000;
 
 /** A process that outlives this server. */
-export interface EngineProcess extends AsyncDisposable {
-  readonly pid: number | undefined;
-  /** Resolves with one phrase when it has ended, or could not be started. */
+export interface EngineProcess extends ProcessIdentity, AsyncDisposable {
+  /** Resolves with one phrase when it has ended; never when its starter ended before it. */
   readonly exited: Promise<string>;
-  /** Its last words on stderr. */
+  /** Its last words on stderr, once it has ended. */
   readonly tail: () => string;
-}
-
-function exitOf(child: ChildProcess): Promise<string> {
-  return new Promise((resolve) => {
-    child.once('error', (error) => resolve(error.message));
-    child.once('exit', (code, signal) => resolve(signal === null ? `exit status ${code}` : `signal ${signal}`));
-  });
 }
 
 /**
@@ -33,27 +25,30 @@ const LEAN_HEAP = {
 };
 
 /**
- * Starts a detached process, leader of its own session, with nothing of our environment. Disposing kills it and resolves
- * when it is gone; rejects with `deadline_exceeded` when it does not go.
+ * Starts a process as leader of its own session, with nothing of our environment; rejects with `create_failed`. Disposing
+ * kills it and resolves when it is gone; rejects with `deadline_exceeded` when it does not go.
  */
-export function startEngineProcess(program: string, args: readonly string[], clock: Clock): EngineProcess {
-  // The engine ignores SIGPIPE: when this server dies its last words are lost and nothing else.
-  const stdio: ['ignore', 'ignore', 'pipe'] = ['ignore', 'ignore', 'pipe'];
-  const child = spawn(program, [...args], { detached: true, cwd: '/', env: LEAN_HEAP, stdio });
-  const tail = keepTail(child.stderr);
-  const exited = exitOf(child);
-  child.unref();
+export async function startEngineProcess(
+  starter: ProcessStarter,
+  argv: readonly [string, ...string[]],
+  clock: Clock,
+): Promise<EngineProcess> {
+  const { pid, startTime, ended } = await starter.program(argv, LEAN_HEAP);
+  const exited = Promise.withResolvers<string>();
+  let words = '';
+  ended.then(
+    (end) => {
+      words = end.words;
+      exited.resolve(end.how);
+    },
+    // Nobody is left who could see it: its control socket tells.
+    () => undefined,
+  );
   return {
-    pid: child.pid,
-    exited,
-    tail: tail.text,
+    ...{ pid, startTime, exited: exited.promise, tail: () => words },
     async [Symbol.asyncDispose]() {
-      child.kill('SIGKILL');
-      const late = Promise.withResolvers<never>();
-      using _deadline = clock.timer(KILL_DEADLINE_MS, () => {
-        late.reject(new PlatformError('deadline_exceeded', `the engine (process ${child.pid}) did not end`));
-      });
-      await Promise.race([exited, late.promise]);
+      await killProcess({ pid, startTime });
+      await waitUntilGone({ pid, startTime }, clock, KILL_DEADLINE_MS);
     },
   };
 }

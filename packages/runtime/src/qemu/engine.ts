@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { type Clock, PlatformError, type Resources, type SnapshotArtifact } from '@agentenv/core';
 import type { RuntimeEnd } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
-import { killProcess, processStartTime } from '../processes.ts';
+import { killProcess } from '../processes.ts';
 import { createDiskChain, type DiskChain, linkDiskLayers } from './disk-chain.ts';
 import { createDiskCompactor } from './disk-compactor.ts';
 import { watchEnd } from './engine-end.ts';
@@ -261,18 +261,10 @@ export async function startEngine(
     diskLayers: directories.layers.length,
   };
   const args = [...launcherArguments(host, request, directories, cgroups), '--', host.enginePath];
-  const started = undo.use(
-    startEngineProcess(host.artifacts.launcher.path, [...args, ...engineArguments(spec)], clock),
-  );
-  const { exited, tail } = started;
+  const argv = [host.artifacts.launcher.path, ...args, ...engineArguments(spec)] as const;
+  const started = undo.use(await startEngineProcess(host.starter, argv, clock));
+  const { pid, startTime, exited, tail } = started;
   const qmp = undo.use(await control(started, join(directories.sockets, QMP_SOCKET), clock, signal));
-  const { pid } = started;
-  const startTime = pid === undefined ? undefined : await processStartTime(pid);
-  if (pid === undefined || startTime === undefined) {
-    // It may run, and then nobody else would end it.
-    await started[Symbol.asyncDispose]();
-    throw startFailure(await exited, tail());
-  }
   // The sockets are bound: from here on nobody but root can put another one in their place.
   await chown(directories.sockets, 0, 0);
 

@@ -1,5 +1,6 @@
 import { PlatformError } from '@agentenv/core';
-import { createWorkerThread, type WorkerThread } from '../worker-thread.ts';
+import type { Answering } from '../answering.ts';
+import { createWorkerThread } from '../worker-thread.ts';
 import { hostFault } from './host-fault.ts';
 import type { BackgroundJob, MemoryJob, MemoryJobResult } from './memory-jobs.ts';
 import type { WorkerAnswer, WorkerRequest } from './memory-worker.ts';
@@ -14,7 +15,7 @@ export interface MemoryThread extends AsyncDisposable {
 const THREADS = 2;
 
 /** A worker thread whose jobs run one after the other. */
-interface Lane extends Pick<WorkerThread<WorkerRequest, WorkerAnswer>, 'waiting' | 'prepare'>, AsyncDisposable {
+interface Lane extends Pick<Answering<WorkerRequest, WorkerAnswer>, 'waiting' | 'prepare'>, AsyncDisposable {
   run(job: MemoryJob | BackgroundJob): Promise<MemoryJobResult>;
 }
 

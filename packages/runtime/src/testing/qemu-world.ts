@@ -9,6 +9,7 @@ import type { Backend } from '../backend.ts';
 import { createExec, type Exec } from '../exec.ts';
 import type { NetworkSlots } from '../network/slot.ts';
 import { createNetworkSlots, gatewayNamespacePath } from '../network/slots.ts';
+import { createProcessStarter } from '../process-starter.ts';
 import { killProcess, waitUntilGone } from '../processes.ts';
 import { createQemuBackend, type QemuBackendOptions } from '../qemu/backend.ts';
 import { engineLayout } from '../qemu/engine-host.ts';
@@ -52,8 +53,9 @@ export interface QemuWorldOptions {
 export async function createQemuWorld(options: QemuWorldOptions = {}): Promise<QemuWorld> {
   const log = options.log ?? SILENT_LOG;
   const clock = createRealClock();
-  const exec = createExec({ clock });
   const stack = new AsyncDisposableStack();
+  const starter = stack.use(createProcessStarter());
+  const exec = createExec({ clock, starter });
   try {
     const artifacts = await loadArtifacts(ARTIFACTS);
     const root = await mkdtemp(join(tmpdir(), 'aenv-vm-'));
@@ -106,7 +108,7 @@ export async function createQemuWorld(options: QemuWorldOptions = {}): Promise<Q
       open(overrides = {}) {
         const rng = { bytes: (length: number) => randomBytes(length) };
         const backend = createQemuBackend({
-          ...{ artifacts, home, runtimeDir, slots, clock, rng, log },
+          ...{ artifacts, home, runtimeDir, slots, starter, clock, rng, log },
           accelerator: 'auto',
           pool: { low: 0, high: 0 },
           engines: { low: 0, high: 0 },

@@ -65,7 +65,7 @@ async function diskOf(snapshot: StoredSnapshot, { artifacts, exec, scratch }: To
   }
   const pages = new Map<number, Buffer>();
   await using file = await open(flat, 'r');
-  for (const { offset, length } of await dataExtents(flat)) {
+  for (const { offset, length } of await dataExtents(flat, exec)) {
     const bytes = Buffer.alloc(length);
     await file.read(bytes, 0, length, offset);
     for (let at = 0; at < length; at += PAGE) pages.set((offset + at) / PAGE, bytes.subarray(at, at + PAGE));

@@ -7,6 +7,8 @@ export interface Command {
   readonly stdin?: string;
   /** Milliseconds until the command is killed. */
   readonly deadlineMs: number;
+  /** Characters kept of its standard output, the last ones; 256 Ki unless given. */
+  readonly maxOutput?: number;
 }
 
 /** Runs a short command of the host to its end and answers its standard output. Throws `internal` with its last words. */
@@ -21,9 +23,9 @@ export interface ExecDeps {
 }
 
 export function createExec({ clock, starter = createProcessStarter() }: ExecDeps): Exec {
-  return async ({ argv, stdin = '', deadlineMs }, signal) => {
+  return async ({ argv, stdin = '', deadlineMs, maxOutput }, signal) => {
     signal?.throwIfAborted();
-    const command = starter.command(argv, stdin);
+    const command = starter.command({ argv, stdin, ...(maxOutput === undefined ? {} : { maxOutput }) });
     let ended: { readonly code: 'deadline_exceeded' | 'canceled'; readonly what: string } | undefined;
     const timer = clock.timer(deadlineMs, () => {
       ended ??= { code: 'deadline_exceeded', what: `did not end within ${deadlineMs} ms` };

@@ -5,9 +5,16 @@ import type { Readable } from 'node:stream';
 /** Program and arguments. */
 export type Argv = readonly [string, ...string[]];
 
+export interface CommandRequest {
+  readonly argv: Argv;
+  readonly stdin: string;
+  /** Characters kept of its standard output, the last ones. */
+  readonly maxOutput?: number;
+}
+
 export type StarterRequest =
   /** Runs a command to its end, which is the answer. */
-  | { readonly id: number; readonly command: Argv; readonly stdin: string }
+  | { readonly id: number; readonly command: CommandRequest }
   /** About a command: ends it with everything it started. */
   | { readonly id: number; readonly end: true }
   /** Starts a program that goes on without its starter, with that environment; the answer is who it is. */
@@ -65,10 +72,10 @@ function keepTail(stream: Readable, max: number): () => string {
   return () => tail;
 }
 
-function runCommand(id: number, [program, ...args]: Argv, stdin: string): void {
+function runCommand(id: number, { argv: [program, ...args], stdin, maxOutput = MAX_OUTPUT }: CommandRequest): void {
   // A group of its own, which is ended as one.
   const child = spawn(program, args, { env: ENVIRONMENT, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
-  const [stdout, stderr] = [keepTail(child.stdout, MAX_OUTPUT), keepTail(child.stderr, MAX_OUTPUT)];
+  const [stdout, stderr] = [keepTail(child.stdout, maxOutput), keepTail(child.stderr, MAX_OUTPUT)];
   function settle(failure: string | undefined): void {
     if (!commands.delete(id)) return;
     answer({ id, stdout: stdout(), stderr: stderr(), ...(failure === undefined ? {} : { failure }) });
@@ -130,7 +137,7 @@ for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) process.on(signal
 process.on('disconnect', () => process.exit());
 process.on('message', (request: StarterRequest) => {
   if ('command' in request) {
-    runCommand(request.id, request.command, request.stdin);
+    runCommand(request.id, request.command);
   } else if ('program' in request) {
     startProgram(request.id, request.program, request.env);
   } else if ('endOf' in request) {

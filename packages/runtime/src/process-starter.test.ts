@@ -24,7 +24,7 @@ describe('a process that starts programs', () => {
   }
 
   async function pidOf(starter: ProcessStarter): Promise<number> {
-    const { stdout } = await starter.command(SHOW_PARENT, '').ended;
+    const { stdout } = await starter.command({ argv: SHOW_PARENT, stdin: '' }).ended;
     return Number(stdout);
   }
 
@@ -73,7 +73,7 @@ describe('a process that starts programs', () => {
   test('that dies fails what is under way, and another one takes its place', async () => {
     const starter = open();
     const pid = await pidOf(starter);
-    const command = starter.command(['sleep', '600'], '');
+    const command = starter.command({ argv: ['sleep', '600'], stdin: '' });
     const program = await starter.program(['/bin/sleep', '600'], {});
     onTestFinished(() => killProcess(program));
     process.kill(pid, 'SIGKILL');
@@ -87,7 +87,7 @@ describe('a process that starts programs', () => {
     const script = `
       import { createProcessStarter } from './process-starter.ts';
       const starter = createProcessStarter();
-      const { stdout } = await starter.command(['sh', '-c', 'echo $PPID'], '').ended;
+      const { stdout } = await starter.command({ argv: ['sh', '-c', 'echo $PPID'], stdin: '' }).ended;
       console.log(stdout.trim());
       setInterval(() => undefined, 1_000);
     `;

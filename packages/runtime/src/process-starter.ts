@@ -5,6 +5,7 @@ import { type Answering, createAnswering } from './answering.ts';
 import type {
   Argv,
   CommandEnd,
+  CommandRequest,
   ProgramEnd,
   StartedProgram,
   StarterAnswer,
@@ -30,7 +31,7 @@ export interface RunningProgram extends ProcessIdentity {
 export interface ProcessStarter extends AsyncDisposable {
   /** Has it running before it is needed. */
   prepare(): void;
-  command(argv: Argv, stdin: string): RunningCommand;
+  command(request: CommandRequest): RunningCommand;
   /** Starts a program in a session of its own. Rejects with `create_failed` when it cannot be started. */
   program(argv: Argv, env: Readonly<Record<string, string>>): Promise<RunningProgram>;
 }
@@ -97,8 +98,8 @@ export function createProcessStarter(): ProcessStarter {
   const starter = startStarter();
   return {
     prepare: () => starter.prepare(),
-    command(argv, stdin) {
-      const { answer, tell } = starter.call((id) => ({ id, command: argv, stdin }));
+    command(request) {
+      const { answer, tell } = starter.call((id) => ({ id, command: request }));
       return {
         ended: answer.then((end) => expected(end, isCommandEnd)),
         end: () => tell((id) => ({ id, end: true })),

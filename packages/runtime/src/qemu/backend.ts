@@ -84,7 +84,7 @@ export function createQemuBackend(options: QemuBackendOptions): Backend {
   const layout = engineLayout(home, options.runtimeDir);
   const exec = createExec({ clock, starter });
   const memory = createMemoryThread();
-  const integrity = createSnapshotIntegrity({ memory, log });
+  const integrity = createSnapshotIntegrity({ memory, exec, log });
   const clocks = createClockKeeper(clock);
   const gate = createGate(Math.max(2, availableParallelism() * STARTS_PER_CORE));
   const stopping = new AbortController();

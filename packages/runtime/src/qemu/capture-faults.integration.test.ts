@@ -5,7 +5,7 @@ import { PlatformError, SILENT_LOG, type SnapshotArtifact } from '@agentenv/core
 import { createRealClock } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import type { StoredSnapshot } from '../backend.ts';
-import type { Exec } from '../exec.ts';
+import { createExec, type Exec } from '../exec.ts';
 import type { Fault } from '../testing/faults.ts';
 import { Mapper } from '../testing/memory-mapper.ts';
 import type { BackgroundJobs } from './background-jobs.ts';
@@ -34,6 +34,7 @@ vi.mock('node:fs/promises', async (original) =>
 );
 
 describe('a capture of which a call fails', () => {
+  const exec = createExec({ clock: createRealClock() });
   let root: string;
   let memory: MemoryThread;
   let guest: Mapper;
@@ -63,9 +64,11 @@ describe('a capture of which a call fails', () => {
     await rm(root, { recursive: true, force: true });
   });
 
+  const tools = () => ({ memory, exec });
+
   async function artifact(name: string, virtualSize: number): Promise<SnapshotArtifact> {
     const path = join(root, name);
-    const { sha256, bytes } = await digestArtifact(path, virtualSize, memory);
+    const { sha256, bytes } = await digestArtifact(path, virtualSize, tools());
     return { path, size: bytes, virtualSize, sha256 };
   }
 
@@ -126,7 +129,7 @@ describe('a capture of which a call fails', () => {
     return directory;
   }
 
-  const exec: Exec = () => Promise.reject(new Error('no program is started by this capture'));
+  const none: Exec = () => Promise.reject(new Error('no program is started by this capture'));
 
   function capture(engine: Engine, directory: string) {
     const host = {
@@ -138,7 +141,7 @@ describe('a capture of which a call fails', () => {
     const origin = { memory: base, disk };
     const rootfs = { path: join(root, 'rootfs'), digest: '' };
     const facts = { contents: 'full', resources: RESOURCES, fingerprint: {}, channelKey: new Uint8Array(16) } as const;
-    return captureEngine(host, { ...facts, engine, rootfs, origin }, directory, exec);
+    return captureEngine(host, { ...facts, engine, rootfs, origin }, directory, none);
   }
 
   /** What a capture of the memory alone would add. */
@@ -149,7 +152,7 @@ describe('a capture of which a call fails', () => {
     await memory.run({ kind: 'save-layer', pid: guest.pid, mapped: base.path, size, target: source, limit: size });
     const below = borrowed.layers.map(({ path }) => path);
     await memory.run({ kind: 'reduce-layer', source, below, base: base.path, target, size });
-    const { bytes, sha256 } = await digestArtifact(target, undefined, memory);
+    const { bytes, sha256 } = await digestArtifact(target, undefined, tools());
     const known = borrowed.layers.flatMap((layer) => layer.known ?? []);
     await borrowed.follow([...known, { path: target, size: bytes, sha256 }]);
   }
@@ -167,7 +170,7 @@ describe('a capture of which a call fails', () => {
   /** Every file is there, as its manifest says. */
   async function expectWhole(directory: string, engine: Engine): Promise<StoredSnapshot> {
     const { manifest } = await capture(engine, directory);
-    await createSnapshotIntegrity({ memory, log: SILENT_LOG }).verify({ directory, manifest });
+    await createSnapshotIntegrity({ ...tools(), log: SILENT_LOG }).verify({ directory, manifest });
     expect(manifest.memoryLayers?.length).toBeGreaterThan(1);
     expect(manifest.diskLayers?.length).toBeGreaterThan(0);
     return { directory, manifest };
@@ -259,7 +262,7 @@ describe('a capture of which a call fails', () => {
     const directory = await emptyDirectory();
     const { manifest } = await capture(engine, directory);
     expect(manifest.memoryLayers).toHaveLength(1);
-    await createSnapshotIntegrity({ memory, log: SILENT_LOG }).verify({ directory, manifest });
+    await createSnapshotIntegrity({ ...tools(), log: SILENT_LOG }).verify({ directory, manifest });
     expect(await restoredDigest({ directory, manifest })).toBe(await guest.digest());
     const named = [...snapshotFiles({ directory, manifest }).memoryLayers].map(({ path }) => basename(path));
     expect((await readdir(directory)).filter((name) => name.endsWith('.layer'))).toEqual(named);

@@ -60,7 +60,7 @@ export async function captureEngine(
     const synced = syncFile(path);
     // Where a sparse file has its data is only certain once it was written back.
     if (virtualSize !== undefined) await synced;
-    const [digest] = await all([digestArtifact(path, virtualSize, host.memory, signal), synced]);
+    const [digest] = await all([digestArtifact(path, virtualSize, { memory: host.memory, exec }, signal), synced]);
     return { path: name, size: digest.bytes, ...size, sha256: digest.sha256 };
   }
 

@@ -57,6 +57,7 @@ const MOST_LAYERS = 9;
 
 describe('the disk of a running engine whose layers are merged', () => {
   const log = createRecordingLog();
+  const exec = createExec({ clock: createRealClock() });
   const started: AsyncDisposable[] = [];
   let root: string;
   let memory: MemoryThread;
@@ -74,7 +75,7 @@ describe('the disk of a running engine whose layers are merged', () => {
     shown.fill(0x5a, 0, 4 * MIB);
     await writeFile(base, shown.subarray(0, 4 * MIB));
     await truncate(base, BYTES);
-    const { bytes: size, sha256 } = await digestArtifact(base, BYTES, memory);
+    const { bytes: size, sha256 } = await digestArtifact(base, BYTES, { memory, exec });
     baseArtifact = { path: base, size, sha256, virtualSize: BYTES };
     await writeFile(join(root, 'rootfs'), Buffer.alloc(4096));
     log.lines.length = 0;
@@ -192,7 +193,7 @@ describe('the disk of a running engine whose layers are merged', () => {
     await run('qemu-img', ['convert', '-U', '-O', 'raw', source, target]);
     expect(Buffer.compare(await readFile(target), expected)).toBe(0);
     for (const layer of diskLayers) {
-      const { sha256, bytes } = await digestArtifact(layer.path, undefined, memory);
+      const { sha256, bytes } = await digestArtifact(layer.path, undefined, { memory, exec });
       expect({ sha256, size: bytes }).toEqual({ sha256: layer.sha256, size: layer.size });
     }
   }
@@ -458,7 +459,7 @@ describe('the disk of a running engine whose layers are merged', () => {
 
   test('of too many layers that could not be merged the whole disk is written', async () => {
     const world = await layered(MAX_DISK_LAYERS);
-    const snapshot = await capture(world, createExec({ clock: createRealClock() }));
+    const snapshot = await capture(world, exec);
     expect(snapshot.manifest.diskLayers).toBeUndefined();
     await expectShown(snapshot);
   });

@@ -1,18 +1,14 @@
-import { execFile } from 'node:child_process';
 import { open } from 'node:fs/promises';
 import { basename, dirname } from 'node:path';
-import { promisify } from 'node:util';
 import { PlatformError } from '@agentenv/core';
 import type { Exec } from '../exec.ts';
 import type { Extent } from './pagemap.ts';
 import { isFields } from './qmp-events.ts';
 import { PAGE } from './sparse-digest.ts';
 
-const run = promisify(execFile);
 const DEADLINE_MS = 120_000;
 /** The map of a badly fragmented image; each extent takes about 130 bytes. */
 const MAX_MAP = 64 * 1024 * 1024;
-const ENVIRONMENT = { PATH: '/usr/local/bin:/usr/bin:/bin' };
 
 /** Data extents of `qemu-img map --output=json`, widened to whole pages and merged where they touch. */
 export function extentsOfMap(map: unknown): readonly Extent[] {
@@ -34,16 +30,10 @@ export function extentsOfMap(map: unknown): readonly Extent[] {
 }
 
 /** Where a sparse raw file holds data, ascending, in whole pages. */
-export async function dataExtents(path: string, signal?: AbortSignal): Promise<readonly Extent[]> {
-  const options = {
-    timeout: DEADLINE_MS,
-    maxBuffer: MAX_MAP,
-    env: ENVIRONMENT,
-    ...(signal === undefined ? {} : { signal }),
-  };
+export async function dataExtents(path: string, exec: Exec, signal?: AbortSignal): Promise<readonly Extent[]> {
+  const argv = ['qemu-img', 'map', '-f', 'raw', '--output=json', path] as const;
   try {
-    const { stdout } = await run('qemu-img', ['map', '-f', 'raw', '--output=json', path], options);
-    return extentsOfMap(JSON.parse(stdout));
+    return extentsOfMap(JSON.parse(await exec({ argv, deadlineMs: DEADLINE_MS, maxOutput: MAX_MAP }, signal)));
   } catch (caught) {
     throw PlatformError.fromUnknown(caught, `the extents of ${path} could not be read`);
   }

@@ -2,14 +2,17 @@ import { appendFile, link, mkdir, mkdtemp, open, rm, truncate, utimes, writeFile
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { SILENT_LOG, type SnapshotManifest } from '@agentenv/core';
+import { createRealClock } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { StoredSnapshot } from '../backend.ts';
+import { createExec } from '../exec.ts';
 import { createMemoryThread, type MemoryThread } from './memory-thread.ts';
 import { createSnapshotIntegrity, digestArtifact, type SnapshotIntegrity } from './snapshot-integrity.ts';
 
 const MIB = 1024 * 1024;
 
 describe('trust in captured files', () => {
+  const exec = createExec({ clock: createRealClock() });
   let directory: string;
   let memory: MemoryThread;
   let snapshot: StoredSnapshot;
@@ -34,7 +37,7 @@ describe('trust in captured files', () => {
   }
 
   async function artifact(path: string, virtualSize?: number) {
-    const { sha256, bytes } = await digestArtifact(join(directory, path), virtualSize, memory);
+    const { sha256, bytes } = await digestArtifact(join(directory, path), virtualSize, { memory, exec });
     return { path, size: bytes, sha256, ...(virtualSize === undefined ? {} : { virtualSize }) };
   }
 
@@ -57,7 +60,7 @@ describe('trust in captured files', () => {
       createdAt: '2026-01-01T00:00:00.000Z',
     };
     snapshot = { directory, manifest };
-    integrity = createSnapshotIntegrity({ memory, log: SILENT_LOG });
+    integrity = createSnapshotIntegrity({ memory, exec, log: SILENT_LOG });
   });
   afterEach(async () => {
     await memory[Symbol.asyncDispose]();
@@ -102,7 +105,7 @@ describe('trust in captured files', () => {
     expect(await integrity.sweep()).toEqual([directory]);
     await expect(integrity.verify(snapshot)).rejects.toThrow('retired');
 
-    const second = createSnapshotIntegrity({ memory, log: SILENT_LOG });
+    const second = createSnapshotIntegrity({ memory, exec, log: SILENT_LOG });
     await second.trust(snapshot);
     await overwrite('state', 0, 1);
     await expect(second.verify(snapshot)).rejects.toMatchObject({ message: 'the snapshot is damaged: state' });
@@ -133,7 +136,7 @@ describe('trust in captured files', () => {
       },
       async [Symbol.asyncDispose]() {},
     };
-    const counting = createSnapshotIntegrity({ memory: counted, log: SILENT_LOG });
+    const counting = createSnapshotIntegrity({ memory: counted, exec, log: SILENT_LOG });
     await counting.verify(first);
     await counting.verify(second);
     expect(read.toSorted()).toEqual(['lower', 'state', 'upper']);

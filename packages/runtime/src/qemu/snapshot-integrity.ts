@@ -1,6 +1,7 @@
 import { stat } from 'node:fs/promises';
 import { type Log, PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import type { StoredSnapshot } from '../backend.ts';
+import type { Exec } from '../exec.ts';
 import { dataExtents } from './image-tool.ts';
 import type { MemoryThread } from './memory-thread.ts';
 import { allFiles, diskFiles, snapshotFiles } from './snapshot-files.ts';
@@ -56,23 +57,26 @@ function artifactsOf(snapshot: StoredSnapshot): readonly SnapshotArtifact[] {
   return allFiles(snapshotFiles(snapshot));
 }
 
+/** What digests are made with. */
+export interface DigestTools {
+  readonly memory: MemoryThread;
+  readonly exec: Exec;
+}
+
 /** Digest of a captured file: of its data pages when it is sparse, of everything in it otherwise. */
 export async function digestArtifact(
   path: string,
   virtualSize: number | undefined,
-  memory: MemoryThread,
+  { memory, exec }: DigestTools,
   signal?: AbortSignal,
 ): Promise<{ readonly sha256: string; readonly bytes: number }> {
   if (virtualSize === undefined) return memory.run({ kind: 'hash-file', path });
-  const extents = await dataExtents(path, signal);
+  const extents = await dataExtents(path, exec, signal);
   return memory.run({ kind: 'digest', path, size: virtualSize, extents });
 }
 
-export function createSnapshotIntegrity(options: {
-  readonly memory: MemoryThread;
-  readonly log: Log;
-}): SnapshotIntegrity {
-  const { memory, log } = options;
+export function createSnapshotIntegrity(options: DigestTools & { readonly log: Log }): SnapshotIntegrity {
+  const { log } = options;
   /** By inode. */
   const trusted = new Map<string, TrustedFile>();
   const hashing = new Map<string, Promise<string>>();
@@ -91,7 +95,7 @@ export function createSnapshotIntegrity(options: {
   function hash(inode: string, { path, virtualSize }: SnapshotArtifact): Promise<string> {
     const running = hashing.get(inode);
     if (running !== undefined) return running;
-    const reading = digestArtifact(path, virtualSize, memory)
+    const reading = digestArtifact(path, virtualSize, options)
       .then(({ sha256 }) => sha256)
       .catch((caught: unknown) => {
         throw unreadable(path, caught);

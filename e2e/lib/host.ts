@@ -106,6 +106,13 @@ function findPid(value: unknown): number | undefined {
   return undefined;
 }
 
+/** Pids of what a process started and has not seen the end of. */
+export function childrenOf(pid: number): number[] {
+  return readdirSync(`/proc/${pid}/task`).flatMap((thread) =>
+    readFileSync(`/proc/${pid}/task/${thread}/children`, 'utf8').split(' ').filter(Boolean).map(Number),
+  );
+}
+
 /** Resident bytes of a process. */
 export function residentBytes(pid: number): number {
   return Number(/^VmRSS:\s+(\d+)/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1]) * 1024;
@@ -114,6 +121,14 @@ export function residentBytes(pid: number): number {
 /** Proportional set size of a process, bytes. */
 export function proportionalBytes(pid: number): number {
   return Number(/^Pss:\s+(\d+)/m.exec(readFileSync(`/proc/${pid}/smaps_rollup`, 'utf8'))?.[1]) * 1024;
+}
+
+/** Bytes that would be free without a process: those it shares with nobody. */
+export function privateBytes(pid: number): number {
+  const rollup = readFileSync(`/proc/${pid}/smaps_rollup`, 'utf8');
+  return (
+    [...rollup.matchAll(/^Private_(?:Clean|Dirty):\s+(\d+)/gm)].reduce((sum, found) => sum + Number(found[1]), 0) * 1024
+  );
 }
 
 /** CPU seconds a process has used. */

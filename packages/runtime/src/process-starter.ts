@@ -10,7 +10,7 @@ import type {
   StartedProgram,
   StarterAnswer,
   StarterRequest,
-} from './process-starter-program.ts';
+} from './process-starter-protocol.ts';
 import type { ProcessIdentity } from './processes.ts';
 
 /** A command under way. */
@@ -41,7 +41,7 @@ const NODE_OPTIONS = ['--max-semi-space-size=1', '--max-old-space-size=64'];
 
 function startStarter(): Answering<StarterRequest, StarterAnswer> {
   return createAnswering('process that starts programs', (onAnswer, onEnd) => {
-    const child = fork(new URL('./process-starter-program.ts', import.meta.url), {
+    const child = fork(new URL('./process-starter-program.mjs', import.meta.url), {
       // A session of its own: an interrupt at the server's terminal is none of its business.
       ...{ detached: true, execArgv: NODE_OPTIONS, stdio: ['ignore', 'ignore', 'inherit', 'ipc'] },
     });

@@ -7,6 +7,12 @@ export interface LedgerDatabase extends Disposable {
   /** One transaction: on disk when it returns, nothing of it when it throws. */
   commit(writes: readonly LedgerWrite[]): void;
   load(table: LedgerTable): readonly LedgerRow[];
+  /**
+   * Moves everything committed from the journal of writes into the database itself and empties the journal. A ledger this
+   * small would never do that by itself, and SQLite takes a damaged journal for one that was never written. What fails
+   * here stays in the journal, where it is as durable.
+   */
+  checkpoint(): void;
 }
 
 /** How long the lock of another process is waited for, milliseconds: a server that was just killed lets go at once. */
@@ -55,6 +61,13 @@ export function openLedgerDatabase(options: LedgerWorkerData): LedgerDatabase {
         // SQLite itself rolls back on some failures, such as a full disk.
         if (database.isTransaction) database.exec('ROLLBACK');
         throw error;
+      }
+    },
+    checkpoint() {
+      try {
+        database.exec('PRAGMA wal_checkpoint(TRUNCATE)');
+      } catch {
+        // Such as a full disk: nothing is lost, and the next one moves all of it.
       }
     },
     load: (table) => statements[table].load.all().map((row) => ({ id: String(row.id), record: String(row.record) })),

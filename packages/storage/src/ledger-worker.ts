@@ -2,6 +2,9 @@ import { parentPort, workerData } from 'node:worker_threads';
 import { type LedgerDatabase, openLedgerDatabase } from './ledger-database.ts';
 import type { LedgerFault, LedgerReply, LedgerRequest, LedgerWorkerData } from './ledger-messages.ts';
 
+/** Quiet time after which what was committed is moved into the database, milliseconds: never between two steps of an operation. */
+const QUIET_MS = 1_000;
+
 /** Entry of the ledger's worker thread: opens the file, answers once, then answers every request in order. */
 function main(): void {
   const port = parentPort;
@@ -24,10 +27,12 @@ function main(): void {
   const opened = database;
   if (opened === undefined) return;
 
+  const quiet = setTimeout(() => opened.checkpoint(), QUIET_MS).unref();
   port.on('message', (request: LedgerRequest) => {
     answer(() => {
       switch (request.kind) {
         case 'commit':
+          quiet.refresh();
           opened.commit(request.writes);
           return { ok: true, rows: [] };
         case 'load':
@@ -37,7 +42,9 @@ function main(): void {
           return { ok: true, rows: [] };
       }
     });
-    if (request.kind === 'close') port.close();
+    if (request.kind !== 'close') return;
+    clearTimeout(quiet);
+    port.close();
   });
 }
 

@@ -1,5 +1,5 @@
 import { spawn } from 'node:child_process';
-import { mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
+import { copyFile, mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -81,6 +81,19 @@ describe('the sqlite ledger', { timeout: 20_000 }, () => {
       for (const number of deleted) expect(found.has(number)).toBe(false);
       for (const record of found.values()) await ledger.deleteSandbox(record.id);
     }
+  });
+
+  test('what was written a while ago does not depend on the journal of writes any more', async () => {
+    await using directory = await temporaryDirectory();
+    const path = join(directory.path, 'ledger.db');
+    await using ledger = await openLedger({ path, log: SILENT_LOG });
+    await ledger.putSandbox(numbered(1));
+    expect((await stat(`${path}-wal`)).size).toBeGreaterThan(0);
+    await expect.poll(async () => (await stat(`${path}-wal`)).size, { timeout: 10_000 }).toBe(0);
+    const copy = join(directory.path, 'copy.db');
+    await copyFile(path, copy);
+    await using copied = await openLedger({ path: copy, log: SILENT_LOG });
+    expect(await copied.loadSandboxes()).toEqual([numbered(1)]);
   });
 
   test('writes of one turn share a transaction: 2 000 of them cost few disk syncs', async () => {

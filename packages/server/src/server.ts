@@ -45,6 +45,7 @@ import { DEFAULT_ORCHESTRATOR_CONFIG } from './orchestrator/config.ts';
 import { createOrchestrator, type OwnedOrchestrator } from './orchestrator/create-orchestrator.ts';
 import { createHostCapacityProbe } from './orchestrator/host-capacity.ts';
 import { createDataPlane } from './proxy/data-plane.ts';
+import { requireLedger } from './require-ledger.ts';
 import { type ApiKey, loadApiKey } from './secrets/api-key.ts';
 import { loadTokenSeed } from './secrets/seed.ts';
 import { deriveAccessToken, deriveTrafficAccessToken } from './secrets/tokens.ts';
@@ -98,7 +99,10 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   for (const address of [config.api_addr, config['tls.addr']]) if (address !== undefined) await requireFree(address);
   const secrets = { homePath: config.home_path, uid: options.uid, rng };
   const apiKey = await loadApiKey({ ...secrets, environment: options.apiKey, mountedFile: '/run/secrets/api-key' });
-  const ledger = undo.use(await openLedger({ path: join(config.home_path, 'ledger.sqlite'), log }));
+  const captures = await openCaptureStore({ root: join(config.home_path, 'snapshots') });
+  const ledgerPath = join(config.home_path, 'ledger.sqlite');
+  await requireLedger(ledgerPath, captures);
+  const ledger = undo.use(await openLedger({ path: ledgerPath, log }));
   const seed = await loadTokenSeed({
     ...secrets,
     configured: config['sandbox.access_token_hash_seed'],
@@ -108,7 +112,6 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
 
   const metrics = createMetrics();
   const ids = createUuidSource({ clock, rng });
-  const captures = await openCaptureStore({ root: join(config.home_path, 'snapshots') });
   const host = undo.use(await openHostBackend(options));
   signal.throwIfAborted();
   const snapshots = undo.use(

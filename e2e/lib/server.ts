@@ -21,6 +21,8 @@ export const NO_POOL = ['pool', 'pool.engines']
 export interface ServerOptions {
   /** TOML appended to the generated configuration. */
   readonly config?: string;
+  /** How sandboxes reach the outside; not at all unless given, as nothing a test does may leave this machine. */
+  readonly uplink?: 'none' | 'pasta';
   /** Home directory to use (kept on stop); a temporary one is made and removed otherwise. */
   readonly home?: string;
   /** Milliseconds to wait until it answers `/health`; the first start captures the template. */
@@ -82,8 +84,8 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
     `home_path = "${home}"`,
     `runtime_path = "${runtime}"`,
     `deps_path = "${join(REPOSITORY, '.aenv/artifacts')}"`,
-    // Nothing a test does may leave this machine; chapters that need an internet attach a namespace of their own.
-    'network.uplink = "none"',
+    // Chapters that need an internet attach a namespace of their own.
+    `network.uplink = "${options.uplink ?? 'none'}"`,
     options.config ?? '',
   ];
 

@@ -6,6 +6,7 @@ export * from './deadline-queue.ts';
 export * from './deadlines.ts';
 export * from './egress.ts';
 export * from './errors.ts';
+export * from './hold-event-loop.ts';
 export * from './ids.ts';
 export * from './keyed-queue.ts';
 export * from './lifecycle-event.ts';

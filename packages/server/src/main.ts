@@ -1,7 +1,7 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { PlatformError } from '@agentenv/core';
+import { holdEventLoop, PlatformError } from '@agentenv/core';
 import { systemClock } from './clock.ts';
 import { loadConfig } from './config/load.ts';
 import type { Config } from './config/schema.ts';
@@ -83,6 +83,8 @@ function shellLines({ url, apiKeySource }: RunningServer): string {
 
 /** Runs a server until a signal; resolves with the exit code. */
 async function run(config: Config, { log, flush }: ServerLog, contexts: RequestContexts): Promise<number> {
+  // While it starts and ends there may be nothing else: what it took over from a former server is no child of it.
+  using _alive = holdEventLoop();
   const stopping = new AbortController();
   const hurry = new AbortController();
   let exitCode = 0;

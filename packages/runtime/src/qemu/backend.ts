@@ -1,5 +1,5 @@
 import { availableParallelism } from 'node:os';
-import { type Clock, type Log, PlatformError, type Rng } from '@agentenv/core';
+import { type Clock, holdEventLoop, type Log, PlatformError, type Rng } from '@agentenv/core';
 import { activationFor } from '../activation.ts';
 import type { HostArtifacts } from '../artifacts.ts';
 import type { Backend, KnownInstance, LaunchPlan, Reconciliation, RunningSandbox, StoredSnapshot } from '../backend.ts';
@@ -16,7 +16,6 @@ import { createClockKeeper } from './clock-keeper.ts';
 import { type EngineHost, engineLayout, makeLayout } from './engine-host.ts';
 import { readIdentity } from './engine-identity.ts';
 import { createGate } from './gate.ts';
-import { holdEventLoop } from './hold-event-loop.ts';
 import { hostFault } from './host-fault.ts';
 import { UnusableInAdvance } from './in-advance.ts';
 import { findEngines, removeLeftovers } from './leftovers.ts';

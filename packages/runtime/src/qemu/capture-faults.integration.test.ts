@@ -270,6 +270,22 @@ describe('a capture of which a call fails', () => {
     expect(await restoredDigest(await expectWhole(await emptyDirectory(), engine))).toBe(await guest.digest());
   });
 
+  test('for whose devices there is no room says so, though the engine knows of an I/O error alone', async () => {
+    const engine = await startEngine();
+    const execute = () => Promise.reject(new PlatformError('create_failed', 'the engine refused: An IO error'));
+    const refusing = { ...engine, qmp: { ...engine.qmp, execute } };
+    await expect(capture(refusing, await emptyDirectory())).rejects.toMatchObject({ code: 'create_failed' });
+    const mounted = engine.directory;
+    await exec({ argv: ['mount', '-t', 'tmpfs', '-o', 'size=64k', 'aenv-test', mounted], deadlineMs: 10_000 });
+    try {
+      const directory = await emptyDirectory();
+      await expect(capture(refusing, directory)).rejects.toMatchObject({ code: 'no_space' });
+      expect(await readdir(directory)).toEqual([]);
+    } finally {
+      await exec({ argv: ['umount', mounted], deadlineMs: 10_000 });
+    }
+  });
+
   test('of an engine that is gone in the middle leaves nothing and says so', async () => {
     for (let call = 1; ; call++) {
       const engine = await startEngine();

@@ -1,5 +1,5 @@
 import { constants } from 'node:fs';
-import { chmod, open, rename, rm, writeFile } from 'node:fs/promises';
+import { chmod, open, rename, rm, statfs, writeFile } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import type { Exec } from '../exec.ts';
@@ -18,6 +18,8 @@ const MEMORY_MODE = 0o666;
 const DEVICE_STATE_DEADLINE_MS = 20_000;
 /** Ten kilobytes are usual. */
 const MAX_DEVICE_STATE = 16 * MIB;
+/** With less the device state may be what did not fit. */
+const ROOM_FOR_DEVICE_STATE = MIB;
 /** Where more of the memory changed, a base of its own is as small and faster to restore: it is mapped, not written. */
 const MAX_LAYER_SHARE = 0.5;
 /** Everything that differs from the base, until it is reduced to what differs from the layers below. */
@@ -75,18 +77,26 @@ async function readEngineFile(path: string, owner: number): Promise<Buffer> {
   }
 }
 
+/** For the engine a full disk is an I/O error like every other. */
+async function requireRoom(directory: string, cause: unknown): Promise<void> {
+  const { bavail, bsize } = await statfs(directory);
+  if (bavail * bsize >= ROOM_FOR_DEVICE_STATE) return;
+  throw new PlatformError('no_space', "the host's data disk is full", { cause });
+}
+
 export async function saveDevices(
   { source: { engine }, target }: CaptureContext,
   signal: AbortSignal | undefined,
 ): Promise<CapturedFile> {
   const filename = fdPath(ENGINE_FD.instance, DEVICE_STATE);
   // `live: false` leaves the disks with the engine, so that it can go on afterwards.
-  await engine.qmp.execute(
-    'xen-save-devices-state',
-    { filename, live: false },
-    { deadlineMs: DEVICE_STATE_DEADLINE_MS },
-    signal,
-  );
+  const deadline = { deadlineMs: DEVICE_STATE_DEADLINE_MS };
+  try {
+    await engine.qmp.execute('xen-save-devices-state', { filename, live: false }, deadline, signal);
+  } catch (caught) {
+    if (PlatformError.fromUnknown(caught).code === 'create_failed') await requireRoom(engine.directory, caught);
+    throw caught;
+  }
   const written = join(engine.directory, DEVICE_STATE);
   const path = target(DEVICE_STATE);
   await writeFile(path, await readEngineFile(written, engine.uid), { mode: 0o644 });

@@ -1,4 +1,3 @@
-import { stat } from 'node:fs/promises';
 import { type Agent, createAgent, createUnixSocketEndpoint } from '@agentenv/agent';
 import { type NetworkPolicy, PlatformError, type Resources } from '@agentenv/core';
 import { keptActivation } from '../activation.ts';
@@ -7,6 +6,7 @@ import type { Exec } from '../exec.ts';
 import type { NetworkSlot, NetworkSlots } from '../network/slot.ts';
 import { createSlotVisit, type SlotVisit } from '../slot-visit.ts';
 import { adoptEngine } from './adopt-engine.ts';
+import { capturedRootfs } from './captured-rootfs.ts';
 import { emptyDisk } from './empty-disk.ts';
 import { type Engine, startEngine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
@@ -291,26 +291,17 @@ export async function rebootMachine(
   use: MachineUse,
   signal?: AbortSignal,
 ): Promise<Machine> {
-  const { resources, rootfs } = snapshot.manifest;
-  const size = await stat(rootfs.path).then(
-    (status) => status.size,
-    () => undefined,
-  );
-  if (size !== rootfs.size) {
-    throw new PlatformError('conflict', 'the root file system of the snapshot is not on this host any more', {
-      details: { path: rootfs.path, expected: rootfs.size, found: size },
-    });
-  }
-  const below = { path: rootfs.path, digest: rootfs.sha256 ?? '' };
-  return bootMachine(deps, { rootfs: below, resources, use, disk: diskFiles(snapshot) }, signal);
+  const { resources } = snapshot.manifest;
+  const rootfs = await capturedRootfs(deps.host.artifacts, snapshot.manifest);
+  return bootMachine(deps, { rootfs, resources, use, disk: diskFiles(snapshot) }, signal);
 }
 
 /** A captured guest; it is still the captured generation when it goes on. */
-export function capturedGuest(snapshot: StoredSnapshot): GuestPlan {
-  const { resources, rootfs, channelKey } = snapshot.manifest;
+export function capturedGuest(snapshot: StoredSnapshot, rootfs: RootFilesystem): GuestPlan {
+  const { resources, channelKey } = snapshot.manifest;
   return {
     resources,
-    rootfs: { path: rootfs.path, digest: rootfs.sha256 ?? '' },
+    rootfs,
     origin: snapshotFiles(snapshot),
     go: (engine, running) => engine.qmp.execute('cont', {}, {}, running),
     channel: { key: Buffer.from(channelKey, 'hex'), deadlineMs: RESTORE_DEADLINE_MS },
@@ -325,8 +316,9 @@ export async function restoreMachine(
   signal?: AbortSignal,
 ): Promise<Machine> {
   const { resources } = snapshot.manifest;
-  const start = (slot: NetworkSlot) => restoreEngine(deps.host, snapshot, resources, slot, signal);
-  return assemble(deps, { ...capturedGuest(snapshot), use, start, accepts: async () => true }, signal);
+  const rootfs = await capturedRootfs(deps.host.artifacts, snapshot.manifest);
+  const start = (slot: NetworkSlot) => restoreEngine(deps.host, snapshot, { resources, rootfs, slot }, signal);
+  return assemble(deps, { ...capturedGuest(snapshot, rootfs), use, start, accepts: async () => true }, signal);
 }
 
 /**

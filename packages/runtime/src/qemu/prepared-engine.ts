@@ -5,6 +5,7 @@ import type { NetworkSlot } from '../network/slot.ts';
 import type { PoolEntry } from '../pool/pool.ts';
 import { createSlotVisit } from '../slot-visit.ts';
 import { all } from './all-settled.ts';
+import { capturedRootfs } from './captured-rootfs.ts';
 import { type StartedEngine, startEngine } from './engine.ts';
 import { isDefaultPolicy, UnusableInAdvance } from './in-advance.ts';
 import { bringUp, capturedGuest, type Machine, type MachineDeps, type MachineUse, whileRunning } from './machine.ts';
@@ -17,7 +18,7 @@ import { liveFiles } from './snapshot-files.ts';
  */
 export function engineShape({ resources, memory, rootfs, fingerprint }: SnapshotManifest): string {
   const { vcpus, memoryMB, diskSizeMB } = resources;
-  const facts = [vcpus, memoryMB, diskSizeMB, memory?.sha256, rootfs.path, rootfs.sha256, fingerprint];
+  const facts = [vcpus, memoryMB, diskSizeMB, memory?.sha256, rootfs.sha256 ?? rootfs.path, fingerprint];
   return createHash('sha256').update(JSON.stringify(facts)).digest('hex');
 }
 
@@ -35,7 +36,8 @@ export async function prepareEngine(
   snapshot: StoredSnapshot,
   signal: AbortSignal,
 ): Promise<PreparedEngine> {
-  const { resources, rootfs } = snapshot.manifest;
+  const { resources } = snapshot.manifest;
+  const rootfs = await capturedRootfs(host.artifacts, snapshot.manifest);
   const { memory, disk } = liveFiles(snapshot);
   const files = { memory: memory.path, rootfs: rootfs.path, disk: disk.path, diskLayers: [] };
   await using undo = new AsyncDisposableStack();
@@ -62,12 +64,13 @@ export async function restorePrepared(
   const { slot, engine, diskBase } = prepared;
   const { snapshot, use } = request;
   const { network, calls = {}, turn } = use;
-  const files = liveFiles(snapshot);
   await using undo = new AsyncDisposableStack();
   undo.defer(() => slot.release());
   const visit = createSlotVisit();
   undo.defer(() => visit.end());
   undo.use(engine);
+  const files = liveFiles(snapshot);
+  const rootfs = await capturedRootfs(deps.host.artifacts, snapshot.manifest);
   try {
     using _turn = await turn?.(signal);
     if (!isDefaultPolicy(network)) await slot.applyPolicy(network, signal);
@@ -87,5 +90,5 @@ export async function restorePrepared(
   // Whoever is told of the slot may take his time: the others have their turn meanwhile.
   await visit.begin(calls, slot, signal);
   using _turn = await turn?.(signal);
-  return await bringUp(deps, { slot, visit, engine }, capturedGuest(snapshot), undo, signal);
+  return await bringUp(deps, { slot, visit, engine }, capturedGuest(snapshot, rootfs), undo, signal);
 }

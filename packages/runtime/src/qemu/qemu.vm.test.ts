@@ -151,18 +151,24 @@ describe('qemu backend', () => {
     expect(await world.leftovers()).toEqual([]);
   });
 
-  test('a boot whose root file system is not what it was is refused before anything starts', async () => {
-    const { rootfs } = template.manifest;
+  test('a capture whose root file system is not what it was is refused before anything starts', async () => {
+    const rootfs = { ...template.manifest.rootfs, sha256: 'of a former set-up' };
     for (const other of [
       { ...rootfs, path: '/nowhere.ext4' },
       { ...rootfs, size: rootfs.size - 1 },
     ]) {
-      const manifest = { ...template.manifest, rootfs: other };
-      await expect(backend.boot({ ...template, manifest }, planFor())).rejects.toMatchObject({
-        ...{ code: 'conflict', message: 'the root file system of the snapshot is not on this host any more' },
-      });
+      const snapshot = { ...template, manifest: { ...template.manifest, rootfs: other } };
+      const message = `the root file system of the snapshot is not on this host any more: ${other.path}`;
+      await expect(backend.boot(snapshot, planFor())).rejects.toMatchObject({ code: 'conflict', message });
+      await expect(backend.restore(snapshot, planFor())).rejects.toMatchObject({ code: 'conflict', message });
     }
     expect(await world.leftovers()).toEqual([]);
+  });
+
+  test('a capture finds its root file system where set-up has moved it to', async () => {
+    const rootfs = { ...template.manifest.rootfs, path: '/former/place/base.ext4' };
+    await using moved = await backend.restore({ ...template, manifest: { ...template.manifest, rootfs } }, planFor());
+    expect((await runInGuest(moved.agent, ['cat', '/etc/hostname'])).code).toBe(0);
   });
 
   describe('a template whose files were changed', () => {

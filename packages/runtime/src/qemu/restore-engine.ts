@@ -1,6 +1,6 @@
 import { copyFile } from 'node:fs/promises';
 import { PlatformError, type Resources } from '@agentenv/core';
-import type { StoredSnapshot } from '../backend.ts';
+import type { RootFilesystem, StoredSnapshot } from '../backend.ts';
 import type { NetworkSlot } from '../network/slot.ts';
 import { all } from './all-settled.ts';
 import { type Engine, type StartedEngine, startEngine } from './engine.ts';
@@ -67,12 +67,17 @@ export async function loadDevices(host: EngineHost, engine: Engine, signal: Abor
   }
 }
 
+export interface RestoreRequest {
+  readonly resources: Resources;
+  readonly rootfs: RootFilesystem;
+  readonly slot: NetworkSlot;
+}
+
 /** Starts an engine on a capture and loads it. */
 export async function restoreEngine(
   host: EngineHost,
   snapshot: StoredSnapshot,
-  resources: Resources,
-  slot: NetworkSlot,
+  { resources, rootfs, slot }: RestoreRequest,
   signal?: AbortSignal,
 ): Promise<Engine> {
   const files = liveFiles(snapshot);
@@ -86,7 +91,7 @@ export async function restoreEngine(
         start: { kind: 'incoming' },
         files: {
           memory: files.memory.path,
-          rootfs: snapshot.manifest.rootfs.path,
+          rootfs: rootfs.path,
           disk: files.disk.path,
           diskLayers: files.diskLayers,
         },

@@ -81,14 +81,18 @@ export function createSnapshotIntegrity(options: DigestTools & { readonly log: L
   const trusted = new Map<string, TrustedFile>();
   const hashing = new Map<string, Promise<string>>();
   const inUse = new Map<string, StoredSnapshot>();
-  const refused = new Set<string>();
+  /** Directories that are refused until this server ends, with the damaged file. */
+  const refused = new Map<string, string>();
+
+  const damage = (directory: string, file: string) =>
+    new PlatformError('create_failed', `the snapshot is damaged: ${file}`, { details: { directory } });
 
   function refuse(directory: string, { path }: SnapshotArtifact): PlatformError {
     const file = path.startsWith(`${directory}/`) ? path.slice(directory.length + 1) : path;
-    refused.add(directory);
+    refused.set(directory, file);
     inUse.delete(directory);
     log.error({ directory, file }, 'a captured file is not what its manifest says; the snapshot is retired');
-    return new PlatformError('create_failed', `the snapshot is damaged: ${file}`, { details: { directory } });
+    return damage(directory, file);
   }
 
   /** Digest of the file now; callers at the same time share the reading. */
@@ -137,9 +141,8 @@ export function createSnapshotIntegrity(options: DigestTools & { readonly log: L
   return {
     async verify(snapshot) {
       const { directory } = snapshot;
-      if (refused.has(directory)) {
-        throw new PlatformError('create_failed', 'the snapshot is damaged and was retired', { details: { directory } });
-      }
+      const retired = refused.get(directory);
+      if (retired !== undefined) throw damage(directory, retired);
       const damaged = await damagedFile(artifactsOf(snapshot));
       if (damaged !== undefined) throw refuse(directory, damaged);
       inUse.set(directory, snapshot);

@@ -8,19 +8,22 @@ const HELP = `Usage: node e2e/crash-loop.ts [--kills 200] [--seed N]
 Kills a server of its own again and again, at random moments of operations and at the steps of captures, and checks after
 every restart that nothing acknowledged is lost and nothing is left behind. Needs root and what \`./aenv setup\` prepares.`;
 
-const { values } = parseArgs({
-  options: {
-    kills: { type: 'string', default: '200' },
-    seed: { type: 'string', default: '1' },
-    help: { type: 'boolean', short: 'h' },
-  },
-});
+const OPTIONS = {
+  kills: { type: 'string', default: '200' },
+  seed: { type: 'string', default: '1' },
+  help: { type: 'boolean', short: 'h' },
+} as const;
 
-function positive(name: 'kills' | 'seed'): number {
-  const value = Number(values[name]);
-  if (!Number.isSafeInteger(value) || value < 1)
+/** Undefined: help is asked for. Throws on anything it does not know. */
+function readArguments(): { readonly kills: number; readonly seed: number } | undefined {
+  const { values } = parseArgs({ options: OPTIONS });
+  if (values.help) return undefined;
+  const positive = (name: 'kills' | 'seed'): number => {
+    const value = Number(values[name]);
+    if (Number.isSafeInteger(value) && value >= 1) return value;
     throw new Error(`--${name} takes a positive number, not ${values[name]}`);
-  return value;
+  };
+  return { kills: positive('kills'), seed: positive('seed') };
 }
 
 function figure(name: string, samples: readonly number[]): string {
@@ -29,10 +32,7 @@ function figure(name: string, samples: readonly number[]): string {
   return `${name}: median ${at(0.5)} ms, 95 of 100 within ${at(0.95)} ms, longest ${at(1)} ms`;
 }
 
-if (values.help) {
-  console.log(HELP);
-} else {
-  const [kills, seed] = [positive('kills'), positive('seed')];
+async function run({ kills, seed }: { readonly kills: number; readonly seed: number }): Promise<void> {
   await using server = await startServer({ config: NO_POOL });
   const stages = new Map<string, number>();
   let count = 0;
@@ -49,3 +49,13 @@ if (values.help) {
   console.log(figure('restart to first answer', restarts));
   console.log(figure('first command after it', firstCommands));
 }
+
+let asked: ReturnType<typeof readArguments>;
+try {
+  asked = readArguments();
+} catch (error) {
+  console.error(`${error instanceof Error ? error.message : String(error)}\n\n${HELP}`);
+  process.exit(2);
+}
+if (asked === undefined) console.log(HELP);
+else await run(asked);

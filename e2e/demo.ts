@@ -13,7 +13,7 @@ import { waitUntil } from './lib/wait.ts';
 const HELP = `Usage: ./aenv demo [--with-extension]
 
 Starts a server on a free loopback port, runs code in a real virtual machine through the published \`e2b\` package,
-prints the time of every step, and removes everything again. Data lives in .aenv/demo of this checkout.
+prints the time of every step, and ends everything again. The captured template stays in .aenv/demo of this checkout.
 
   --with-extension   start the example extension as well and print what it is asked and told`;
 
@@ -86,7 +86,7 @@ async function main(): Promise<void> {
   const showHook = (line: string): void => console.log(`            ${line}`);
   await using extension = values['with-extension'] ? await startExampleExtension(0, showHook) : undefined;
   const server = await step(
-    'start the server',
+    'start the server; the first one boots `base` once and captures it',
     () => startServer(extension?.url, interrupted.signal),
     ({ url }) => url,
   );

@@ -74,7 +74,7 @@ async function snapshotIt(sandbox: Sandbox, server: DemoServer, count: Count): P
     () => Sandbox.create(snapshotId, { ...server, timeoutMs: 60_000 }),
     ({ sandboxId }) => sandboxId,
   );
-  await step('look at the program in it', () => goesOn(copy, count), show);
+  await step('look at the program in the copy', () => goesOn(copy, count), show);
   await step('kill it and delete the snapshot', async () => {
     await copy.kill();
     expectThat(await Sandbox.deleteSnapshot(snapshotId, server), 'there was no snapshot to delete');
@@ -87,9 +87,9 @@ async function forkIt(sandbox: Sandbox, count: Count): Promise<void> {
     () => sandbox.fork({ count: 2, timeoutMs: 60_000, requestTimeoutMs: PATIENCE }),
     (results) => results.map((child) => (child instanceof Error ? child.message : child.sandboxId)).join(', '),
   );
-  for (const child of children) {
+  for (const [index, child] of children.entries()) {
     if (child instanceof Error) throw child;
-    await step('look at the program in it', () => goesOn(child, count), show);
+    await step(`look at the program in child ${index + 1}`, () => goesOn(child, count), show);
     await child.files.write('mine', 'of this child alone');
     await child.kill();
   }

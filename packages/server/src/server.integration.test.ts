@@ -384,6 +384,15 @@ describe('the life of a server', () => {
     ],
     ['a bad key', { environment: { AENV_API_KEY: 'short' } }, 1, /AENV_API_KEY does not hold an API key/],
     ['no artifacts', { config: 'deps_path = "nothing"' }, 1, /run \.\/aenv setup/],
+    [
+      'a missing certificate',
+      {
+        config:
+          'backend = "fake"\ntls.addr = "127.0.0.1:0"\ntls.certificates = ["no.pem"]\ntls.private_keys = ["no.key"]',
+      },
+      1,
+      /cannot use .*\/no\.pem \(tls\.certificates\): ENOENT/,
+    ],
     ['a missing file', { arguments: ['--config', '/nowhere.toml'] }, 1, /cannot read the configuration: ENOENT/],
     ['an unknown option', { arguments: ['--setup-only'] }, 2, /Unknown option '--setup-only'/],
   ])('refuses to start with %s, in one line', { timeout: 60_000 }, async (_what, options, code, line) => {
@@ -405,7 +414,9 @@ describe('the life of a server', () => {
       const address = `127.0.0.1:${(other.address() as AddressInfo).port}`;
       await using server = await startServerProcess({ scratch, environment: { API_ADDR: address } });
       expect(await server.end()).toBe(1);
-      expect(server.output()).toMatch(new RegExp(`^aenv: the server did not start: cannot listen on ${address}:`, 'm'));
+      expect(server.output()).toMatch(
+        new RegExp(`^aenv: the server did not start: cannot listen on api_addr = ${address}:`, 'm'),
+      );
       expect((await readdir(scratch)).toSorted()).toEqual(['config.toml', 'home']);
       // Nothing of a former server was looked at.
       expect(await readdir(join(scratch, 'home'))).toEqual(['server.lock']);

@@ -55,6 +55,7 @@ import {
   DEFAULT_TEMPLATE_REGISTRY_CONFIG,
   type TemplateRegistry,
 } from './templates/template-registry.ts';
+import { type CertificateFiles, requireCertificates } from './tls/certificates.ts';
 import { openSecureListener, type SecureListener } from './tls/secure-listener.ts';
 
 /** The template without which a server is of no use. */
@@ -96,7 +97,11 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   undo.use(await claimHome(config.home_path));
   undo.use(await claimRuntime(config.runtime_path));
   // Before anything is touched: the most common of mistakes.
-  for (const address of [config.api_addr, config['tls.addr']]) if (address !== undefined) await requireFree(address);
+  for (const key of ['api_addr', 'tls.addr'] as const) {
+    const address = config[key];
+    if (address !== undefined) await requireFree(key, address);
+  }
+  await requireCertificates(certificateFiles(config));
   const secrets = { homePath: config.home_path, uid: options.uid, rng };
   const apiKey = await loadApiKey({ ...secrets, environment: options.apiKey, mountedFile: '/run/secrets/api-key' });
   const captures = await openCaptureStore({ root: join(config.home_path, 'snapshots') });
@@ -330,12 +335,17 @@ async function listen(app: FastifyInstance, address: string): Promise<string> {
   try {
     await app.listen({ host, port });
   } catch (error) {
-    throw cannotListen(address, error);
+    throw cannotListen('api_addr', address, error);
   }
   const bound = app.server.address();
   const actual = bound === null || typeof bound === 'string' ? port : bound.port;
   const reachable = host === '0.0.0.0' ? '127.0.0.1' : host === '::' ? '::1' : host;
   return `http://${reachable.includes(':') ? `[${reachable}]` : reachable}:${actual}`;
+}
+
+function certificateFiles(config: Config): readonly CertificateFiles[] {
+  const keys = config['tls.private_keys'];
+  return config['tls.certificates'].map((certificate, index) => ({ certificate, privateKey: keys[index] ?? '' }));
 }
 
 /** The TLS listener beside the plain one, if one is configured. */
@@ -345,12 +355,8 @@ async function listenSecurely(
 ): Promise<SecureListener | undefined> {
   const address = config['tls.addr'];
   if (address === undefined) return undefined;
-  const keys = config['tls.private_keys'];
-  const listener = await openSecureListener({
-    ...splitAddress(address),
-    ...{ http, clock, log },
-    files: config['tls.certificates'].map((certificate, index) => ({ certificate, privateKey: keys[index] ?? '' })),
-  });
+  const files = certificateFiles(config);
+  const listener = await openSecureListener({ ...splitAddress(address), ...{ http, clock, log, files } });
   log.info({ address }, 'listening with TLS as well');
   return listener;
 }

@@ -42,7 +42,7 @@ async function bootstrap(context: SetupContext): Promise<StepResult> {
   }
   const nullDevice = checkNullDevice(await lstat('/dev/null'));
   if (nullDevice.remedy !== undefined) throw new Error(`/dev/null: ${nullDevice.detail}; ${nullDevice.remedy}`);
-  context.progress(`installing ${PACKAGES.length} packages and what they need`);
+  context.progress(`installing ${PACKAGES.length} packages and what they need: a minute or two`);
   const dates = `sed -n 's/^Date: *//p' "$1"/var/lib/apt/lists/*Release > "$1/${DATES_FILE}"`;
   const archive = join(work, 'debian.tar');
   const mmdebstrap = [

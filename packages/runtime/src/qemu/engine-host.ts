@@ -54,7 +54,10 @@ export function engineLayout(home: string, runtimeDir: string): EngineLayout {
   const longest = join(sockets, 'x'.repeat(SHORT_NAME_LENGTH), AGENT_SOCKET);
   if (Buffer.byteLength(longest) > MAX_SOCKET_PATH) {
     const excess = Buffer.byteLength(longest) - MAX_SOCKET_PATH;
-    throw new PlatformError('invalid_argument', `the runtime directory ${runtimeDir} is ${excess} bytes too long`);
+    throw new PlatformError(
+      'invalid_argument',
+      `runtime_path ${runtimeDir} is ${excess} bytes too long for the sockets below it`,
+    );
   }
   const tag = createHash('sha256').update(home).digest('hex').slice(0, 8);
   return {

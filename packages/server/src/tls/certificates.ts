@@ -80,6 +80,11 @@ export async function loadCertificates(options: CertificatesOptions): Promise<Ce
   };
 }
 
+/** Rejects with `invalid_argument` naming the file and its key when one of them cannot be used. */
+export async function requireCertificates(files: readonly CertificateFiles[]): Promise<void> {
+  await loadAll(files);
+}
+
 async function signatureOf(files: readonly CertificateFiles[]): Promise<string> {
   const paths = files.flatMap(({ certificate, privateKey }) => [certificate, privateKey]);
   const parts = await Promise.all(
@@ -94,13 +99,17 @@ async function signatureOf(files: readonly CertificateFiles[]): Promise<string> 
 function loadAll(files: readonly CertificateFiles[]): Promise<Loaded[]> {
   return Promise.all(
     files.map(async ({ certificate, privateKey }) => {
-      const cert = await readFile(certificate).catch((error: unknown) => unusable(certificate, error));
-      const key = await readFile(privateKey).catch((error: unknown) => unusable(privateKey, error));
+      const cert = await readFile(certificate).catch((error: unknown) =>
+        unusable(`${certificate} (tls.certificates)`, error),
+      );
+      const key = await readFile(privateKey).catch((error: unknown) =>
+        unusable(`${privateKey} (tls.private_keys)`, error),
+      );
       try {
         const x509 = new X509Certificate(cert);
         return { x509, context: createSecureContext({ cert, key, minVersion: MIN_TLS_VERSION }), pem: { cert, key } };
       } catch (error) {
-        return unusable(`${certificate} with the key ${privateKey}`, error);
+        return unusable(`the certificate ${certificate} with the key ${privateKey}`, error);
       }
     }),
   );
@@ -108,5 +117,5 @@ function loadAll(files: readonly CertificateFiles[]): Promise<Loaded[]> {
 
 function unusable(what: string, error: unknown): never {
   const reason = error instanceof Error ? error.message : String(error);
-  throw new PlatformError('invalid_argument', `cannot use the certificate ${what}: ${reason}`, { cause: error });
+  throw new PlatformError('invalid_argument', `cannot use ${what}: ${reason}`, { cause: error });
 }

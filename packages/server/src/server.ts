@@ -111,7 +111,7 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
   const seed = await loadTokenSeed({
     ...secrets,
     configured: config['sandbox.access_token_hash_seed'],
-    existingTokens: hasTokens(await ledger.loadSandboxes()),
+    existingTokens: hasTokens((await ledger.loadSandboxes()).records),
   });
   signal.throwIfAborted();
 

@@ -17,9 +17,9 @@ export interface TemplateRecord {
   readonly sourceDigest?: string | undefined;
 }
 
-/** The snapshots of a ledger. */
-export interface LoadedSnapshots {
-  readonly records: readonly SnapshotRecord[];
+/** The rows of one kind. */
+export interface LoadedRecords<T> {
+  readonly records: readonly T[];
   /** Ids of rows that cannot be read; what they name must not be taken for forgotten. */
   readonly unreadable: readonly string[];
 }
@@ -31,14 +31,14 @@ export interface LoadedSnapshots {
  */
 export interface Ledger extends AsyncDisposable {
   /** Every record, at start-up. Records with unknown keys load; unreadable ones are logged as errors and skipped, their rows stay. */
-  loadSandboxes(): Promise<readonly SandboxRecord[]>;
+  loadSandboxes(): Promise<LoadedRecords<SandboxRecord>>;
   /** Inserts or replaces. Disk full: `no_space`; nothing of it is stored then. */
   putSandbox(record: SandboxRecord): Promise<void>;
   /** Absent is fine. */
   deleteSandbox(id: SandboxId): Promise<void>;
   loadTemplates(): Promise<readonly TemplateRecord[]>;
   putTemplate(record: TemplateRecord): Promise<void>;
-  loadSnapshots(): Promise<LoadedSnapshots>;
+  loadSnapshots(): Promise<LoadedRecords<SnapshotRecord>>;
   /** Inserts or replaces: all of them or none. */
   putSnapshots(records: readonly SnapshotRecord[]): Promise<void>;
   /** All of them or none; absent ones are fine. */

@@ -1,5 +1,5 @@
 import { type Log, PlatformError, type SandboxRecord } from '@agentenv/core';
-import type { Ledger, TemplateRecord } from './ledger.ts';
+import type { Ledger, LoadedRecords, TemplateRecord } from './ledger.ts';
 import { decodeSandboxRecord, decodeSnapshotRecord, decodeTemplateRecord, encodeRecord } from './record-codec.ts';
 
 /** What a memory ledger writes to; outlives the ledger, so a test can open it again after a crash. */
@@ -24,28 +24,26 @@ export function openMemoryLedger(options: { readonly disk: MemoryDisk; readonly 
     if (closed) throw new PlatformError('unavailable', 'the ledger is closed');
   }
 
-  function load<T>(
-    table: ReadonlyMap<string, string>,
-    decode: (json: string) => T,
-    onUnreadable?: (id: string) => void,
-  ): readonly T[] {
+  function load<T>(table: ReadonlyMap<string, string>, decode: (json: string) => T): LoadedRecords<T> {
     refuseClosed();
-    return [...table.entries()]
+    const unreadable: string[] = [];
+    const records = [...table.entries()]
       .sort(([left], [right]) => (left < right ? -1 : 1))
       .flatMap(([id, json]) => {
         try {
           return [decode(json)];
         } catch (error) {
           log.error({ id, err: error }, 'a record of the ledger cannot be read and is skipped');
-          onUnreadable?.(id);
+          unreadable.push(id);
           return [];
         }
       });
+    return { records, unreadable };
   }
 
   return {
     loadSandboxes: async () => load(disk.sandboxes, decodeSandboxRecord),
-    loadTemplates: async () => load(disk.templates, decodeTemplateRecord),
+    loadTemplates: async () => load(disk.templates, decodeTemplateRecord).records,
     async putSandbox(record: SandboxRecord) {
       refuseClosed();
       disk.sandboxes.set(record.id, encodeRecord(record));
@@ -58,11 +56,7 @@ export function openMemoryLedger(options: { readonly disk: MemoryDisk; readonly 
       refuseClosed();
       disk.templates.set(record.id, encodeRecord(record));
     },
-    async loadSnapshots() {
-      const unreadable: string[] = [];
-      const records = load(disk.snapshots, decodeSnapshotRecord, (id) => unreadable.push(id));
-      return { records, unreadable };
-    },
+    loadSnapshots: async () => load(disk.snapshots, decodeSnapshotRecord),
     async putSnapshots(records) {
       refuseClosed();
       for (const record of records) disk.snapshots.set(record.buildId, encodeRecord(record));

@@ -190,13 +190,12 @@ export async function openSnapshotRepository(options: SnapshotRepositoryOptions)
 
   const loaded = await inLedger(() => ledger.loadSnapshots());
   const stored = await onDisk(() => captures.list());
-  const lost = loaded.records.filter(({ buildId }) => !stored.has(buildId));
-  if (lost.length > 0) {
-    for (const { buildId } of lost) log.error({ buildId }, 'a snapshot is lost: its files are not there');
-    await inLedger(() => ledger.deleteSnapshots(lost.map(({ buildId }) => buildId)));
-  }
   for (const record of loaded.records.toSorted((left, right) => left.createdAt - right.createdAt)) {
-    if (stored.has(record.buildId)) index.put(record);
+    index.put(record);
+    // Perhaps the disk they lie on is not mounted: the record waits for it, and for whoever deletes the snapshot.
+    if (!stored.has(record.buildId)) {
+      log.error({ buildId: record.buildId }, 'a snapshot cannot be used: its files are not there');
+    }
   }
 
   return {

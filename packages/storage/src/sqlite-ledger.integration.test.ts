@@ -50,11 +50,11 @@ test('a data disk that is really full is no_space, keeps what was acknowledged a
     );
   }
   expect(refusal).toMatchObject({ code: 'no_space' });
-  expect((await ledger.loadSandboxes()).map((record) => record.timeoutSeconds)).toEqual(acknowledged);
+  expect((await ledger.loadSandboxes()).records.map((record) => record.timeoutSeconds)).toEqual(acknowledged);
   await rm(ballast);
   await ledger.putSandbox(numbered(99_999));
   acknowledged.push(99_999);
   await ledger[Symbol.asyncDispose]();
   await using again = await openLedger({ path, log: SILENT_LOG });
-  expect((await again.loadSandboxes()).map((record) => record.timeoutSeconds)).toEqual(acknowledged);
+  expect((await again.loadSandboxes()).records.map((record) => record.timeoutSeconds)).toEqual(acknowledged);
 });

@@ -76,7 +76,7 @@ describe('the sqlite ledger', { timeout: 20_000 }, () => {
       expect(await ended).toBe('SIGKILL');
       expect(present.size + deleted.size).toBeGreaterThanOrEqual(acknowledgements);
       await using ledger = await openLedger({ path, log: SILENT_LOG });
-      const found = new Map((await ledger.loadSandboxes()).map((record) => [record.timeoutSeconds, record]));
+      const found = new Map((await ledger.loadSandboxes()).records.map((record) => [record.timeoutSeconds, record]));
       for (const number of present) expect(found.get(number)).toEqual(numbered(number));
       for (const number of deleted) expect(found.has(number)).toBe(false);
       for (const record of found.values()) await ledger.deleteSandbox(record.id);
@@ -93,7 +93,7 @@ describe('the sqlite ledger', { timeout: 20_000 }, () => {
     const copy = join(directory.path, 'copy.db');
     await copyFile(path, copy);
     await using copied = await openLedger({ path: copy, log: SILENT_LOG });
-    expect(await copied.loadSandboxes()).toEqual([numbered(1)]);
+    expect((await copied.loadSandboxes()).records).toEqual([numbered(1)]);
   });
 
   test('writes of one turn share a transaction: 2 000 of them cost few disk syncs', async () => {
@@ -105,7 +105,7 @@ describe('the sqlite ledger', { timeout: 20_000 }, () => {
     const together = performance.now();
     await Promise.all(Array.from({ length: 2_000 }, (_, number) => ledger.putSandbox(numbered(number))));
     expect((performance.now() - together) / 2_000).toBeLessThan(perWrite / 2);
-    expect(await ledger.loadSandboxes()).toHaveLength(2_000);
+    expect((await ledger.loadSandboxes()).records).toHaveLength(2_000);
   });
 
   test('a full disk is no_space, loses nothing that was acknowledged and recovers when there is room', async () => {
@@ -134,7 +134,7 @@ describe('the sqlite ledger', { timeout: 20_000 }, () => {
       acknowledged.push(99_999);
     }
     await using again = await openLedger({ path, log: SILENT_LOG });
-    expect((await again.loadSandboxes()).map((record) => record.timeoutSeconds)).toEqual(acknowledged);
+    expect((await again.loadSandboxes()).records.map((record) => record.timeoutSeconds)).toEqual(acknowledged);
   });
 
   test('a second server on the same file is refused at its start and gets it when the first is gone', async () => {
@@ -148,7 +148,7 @@ describe('the sqlite ledger', { timeout: 20_000 }, () => {
       });
     }
     await using second = await openLedger({ path, log: SILENT_LOG });
-    expect(await second.loadSandboxes()).toEqual([]);
+    expect((await second.loadSandboxes()).records).toEqual([]);
   });
 
   test('the file of a newer program is refused and left as it is', async () => {

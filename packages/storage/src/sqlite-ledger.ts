@@ -1,7 +1,7 @@
 import { chmod, open } from 'node:fs/promises';
 import { Worker } from 'node:worker_threads';
 import { type Log, PlatformError } from '@agentenv/core';
-import type { Ledger } from './ledger.ts';
+import type { Ledger, LoadedRecords } from './ledger.ts';
 import type {
   LedgerFault,
   LedgerReply,
@@ -150,25 +150,23 @@ export async function openLedger(options: OpenLedgerOptions): Promise<Ledger> {
     return result.promise;
   }
 
-  async function load<T>(
-    table: LedgerTable,
-    decode: (json: string) => T,
-    onUnreadable?: (id: string) => void,
-  ): Promise<readonly T[]> {
+  async function load<T>(table: LedgerTable, decode: (json: string) => T): Promise<LoadedRecords<T>> {
     if (closing !== undefined) throw new PlatformError('unavailable', 'the ledger is closed');
     const written = pending.at(-1);
     // What is queued here has not reached the worker; a load must see it. Its failure is its own caller's affair.
     await written?.promise.catch(() => undefined);
     const rows = await request({ kind: 'load', table });
-    return rows.flatMap((row) => {
+    const unreadable: string[] = [];
+    const records = rows.flatMap((row) => {
       try {
         return [decode(row.record)];
       } catch (error) {
         log.error({ path, table, id: row.id, err: error }, 'a record of the ledger cannot be read and is skipped');
-        onUnreadable?.(row.id);
+        unreadable.push(row.id);
         return [];
       }
     });
+    return { records, unreadable };
   }
 
   async function close(): Promise<void> {
@@ -189,15 +187,11 @@ export async function openLedger(options: OpenLedgerOptions): Promise<Ledger> {
   }
   return {
     loadSandboxes: () => load('sandboxes', decodeSandboxRecord),
-    loadTemplates: () => load('templates', decodeTemplateRecord),
+    loadTemplates: async () => (await load('templates', decodeTemplateRecord)).records,
     putSandbox: (record) => write({ kind: 'put', table: 'sandboxes', id: record.id, record: encodeRecord(record) }),
     deleteSandbox: (id) => write({ kind: 'delete', table: 'sandboxes', id }),
     putTemplate: (record) => write({ kind: 'put', table: 'templates', id: record.id, record: encodeRecord(record) }),
-    async loadSnapshots() {
-      const unreadable: string[] = [];
-      const records = await load('snapshots', decodeSnapshotRecord, (id) => unreadable.push(id));
-      return { records, unreadable };
-    },
+    loadSnapshots: () => load('snapshots', decodeSnapshotRecord),
     putSnapshots: (records) =>
       write(
         ...records.map((record) => ({

@@ -263,16 +263,43 @@ describe('after kill -9 of the server', () => {
     expect(next.orchestrator.get(id).state).toBe('paused');
   });
 
-  test('a paused sandbox whose capture is gone is not listed; that is an error in the log', async () => {
+  test('a paused sandbox whose capture is not there waits for it, and can be killed', async () => {
+    const world = createFakeWorld({ clock: createFakeClock() });
+    const disk = createMemoryDisk();
+    const former = await startLifecycle({ world, disk });
+    const { id } = await former.orchestrator.create(CREATE_BASE);
+    const { id: other } = await former.orchestrator.create(CREATE_BASE);
+    for (const each of [id, other]) await former.orchestrator.pause(each);
+    const captures = [...disk.captures];
+    disk.captures.clear();
+    const next = await startLifecycle({ world, disk, seed: 2 });
+    expect(next.log.find('error', 'its capture is not there')).toHaveLength(2);
+    expect(next.orchestrator.get(id).state).toBe('paused');
+    await expect(next.orchestrator.connect(id, 10)).rejects.toMatchObject({ code: 'create_failed' });
+    await next.orchestrator.kill(other, 'test');
+    // It is mounted again.
+    for (const capture of captures) disk.captures.add(capture);
+    const last = await startLifecycle({ world, disk, seed: 3 });
+    expect(last.orchestrator.list(LIST_ALL).sandboxes.map((sandbox) => sandbox.id)).toEqual([id]);
+    expect((await last.orchestrator.connect(id, 10)).resumed).toBe(true);
+  });
+
+  test('captures that an unreadable record may name are kept, until there is none', async () => {
     const world = createFakeWorld({ clock: createFakeClock() });
     const disk = createMemoryDisk();
     const former = await startLifecycle({ world, disk });
     const { id } = await former.orchestrator.create(CREATE_BASE);
     await former.orchestrator.pause(id);
-    disk.captures.clear();
+    const captures = new Set(disk.captures);
+    const record = disk.sandboxes.get(id) ?? '';
+    disk.sandboxes.set(id, record.slice(0, 40));
     const next = await startLifecycle({ world, disk, seed: 2 });
-    expect(next.leftovers()).toEqual({});
-    expect(next.log.find('error', 'its capture is not there')).toHaveLength(1);
+    expect(next.orchestrator.list(LIST_ALL).sandboxes).toEqual([]);
+    expect(disk.captures).toEqual(captures);
+    expect(next.log.find('error', 'captures are kept')).toHaveLength(1);
+    disk.sandboxes.set(id, record);
+    const last = await startLifecycle({ world, disk, seed: 3 });
+    expect((await last.orchestrator.connect(id, 10)).resumed).toBe(true);
   });
 
   test('a paused record of an older or newer version, without or with more fields, still resumes', async () => {

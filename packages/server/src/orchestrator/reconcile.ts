@@ -81,7 +81,7 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
   };
   const ledgerBounds = { what: 'the ledger', timeoutMs: deps.ledgerTimeoutMs, graceMs: 0 };
   const bounds = { what: 'cleaning up after a former server', timeoutMs: deps.timeoutMs, graceMs: 0 };
-  const records: readonly SandboxRecord[] = await callWithin(clock, ledgerBounds, () => ledger.loadSandboxes());
+  const { records, unreadable } = await callWithin(clock, ledgerBounds, () => ledger.loadSandboxes());
   const stored = await callWithin(clock, bounds, () => captures.list());
   const known = records.map(instanceOf);
   const adoption = { ...bounds, timeoutMs: deps.timeoutMs + ADOPTION_MS * records.length };
@@ -103,7 +103,6 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
   const over: SandboxRecord[] = [];
   for (const record of records) {
     const generation = generations.get(record.instanceId);
-    const restorable = record.capture !== undefined && stored.has(record.capture);
     if (generation !== undefined) {
       running.push({
         record: record.state === 'paused' ? takenBack(record) : { ...record, state: 'running' },
@@ -112,9 +111,12 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
       continue;
     }
     const keep = record.state === 'paused' || record.state === 'resuming';
-    if (keep && restorable) paused.push({ ...record, state: 'paused', runtime: undefined });
+    if (keep && record.capture !== undefined) paused.push({ ...record, state: 'paused', runtime: undefined });
     else over.push(record);
-    if (keep && !restorable) log.error({ sandboxId: record.id }, 'a paused sandbox is lost: its capture is not there');
+    // Perhaps the disk it lies on is not mounted: the record waits for it, and for whoever kills the sandbox.
+    if (keep && !stored.has(record.capture ?? '')) {
+      log.error({ sandboxId: record.id }, 'a paused sandbox cannot be resumed: its capture is not there');
+    }
   }
   const inState = (wanted: SandboxRecord['state']) =>
     new Set(records.filter(({ state }) => state === wanted).map(({ id }) => id));
@@ -131,7 +133,15 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
     [...paused, ...running.map(({ record }) => record)].map(({ capture }) => capture),
   );
   const snapshots = deps.snapshots.captures();
-  const orphans = [...stored].filter((name) => !needed.has(name) && !snapshots.has(name));
+  const unnamed = [...stored].filter((name) => !needed.has(name) && !snapshots.has(name));
+  // A record that cannot be read may name any of them.
+  const orphans = unreadable.length === 0 ? unnamed : [];
+  if (unreadable.length > 0 && unnamed.length > 0) {
+    log.error(
+      { records: unreadable, captures: unnamed },
+      'captures are kept that a record which cannot be read may name',
+    );
+  }
   await callWithin(clock, bounds, async () => {
     for (const name of orphans) await captures.remove(name as CaptureId);
   });

@@ -52,7 +52,7 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
 
     test('a new ledger is empty', async () => {
       await using ledger = await place.open(log);
-      expect(await ledger.loadSandboxes()).toEqual([]);
+      expect((await ledger.loadSandboxes()).records).toEqual([]);
       expect(await ledger.loadTemplates()).toEqual([]);
       expect(await ledger.loadSnapshots()).toEqual({ records: [], unreadable: [] });
     });
@@ -79,10 +79,10 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
       {
         await using ledger = await place.open(log);
         await Promise.all([ledger.putSandbox(full), ledger.putSandbox(bare), ledger.putTemplate(template)]);
-        expect(await ledger.loadSandboxes()).toEqual([full, bare]);
+        expect((await ledger.loadSandboxes()).records).toEqual([full, bare]);
       }
       await using again = await place.open(log);
-      expect(await again.loadSandboxes()).toEqual([full, bare]);
+      expect((await again.loadSandboxes()).records).toEqual([full, bare]);
       expect(await again.loadTemplates()).toEqual([template]);
       expect(log.find('error')).toEqual([]);
     });
@@ -112,11 +112,11 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
       const record = sandboxRecord();
       await ledger.putSandbox(record);
       await ledger.putSandbox({ ...record, state: 'killing' });
-      expect(await ledger.loadSandboxes()).toEqual([{ ...record, state: 'killing' }]);
+      expect((await ledger.loadSandboxes()).records).toEqual([{ ...record, state: 'killing' }]);
       await ledger.deleteSandbox(record.id);
       await ledger.deleteSandbox(record.id);
       await ledger.deleteSandbox(idNumber(9));
-      expect(await ledger.loadSandboxes()).toEqual([]);
+      expect((await ledger.loadSandboxes()).records).toEqual([]);
     });
 
     test('writes take effect in the order of the calls and a load sees every write before it', async () => {
@@ -128,7 +128,7 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
           number % 3 === 2 ? ledger.deleteSandbox(record.id) : ledger.putSandbox({ ...record, timeoutSeconds: number }),
         );
       }
-      const loaded = await ledger.loadSandboxes();
+      const loaded = (await ledger.loadSandboxes()).records;
       await Promise.all(writes);
       const expected = new Map<string, number>();
       for (let number = 0; number < 300; number++) {
@@ -143,7 +143,7 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
       await place.writeRow('sandboxes', record.id, JSON.stringify({ ...record, volumes: [{ name: 'data' }] }));
       await place.writeRow('templates', template.id, JSON.stringify({ ...template, tags: ['default'] }));
       await using ledger = await place.open(log);
-      expect(await ledger.loadSandboxes()).toEqual([record]);
+      expect((await ledger.loadSandboxes()).records).toEqual([record]);
       expect(await ledger.loadTemplates()).toEqual([template]);
       expect(log.find('error')).toEqual([]);
     });
@@ -159,7 +159,7 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
       await place.writeRow('sandboxes', idNumber(2), json);
       await using ledger = await place.open(log);
       await ledger.putSandbox(readable);
-      expect(await ledger.loadSandboxes()).toEqual([readable]);
+      expect((await ledger.loadSandboxes()).records).toEqual([readable]);
       expect(log.find('error')).toHaveLength(1);
       expect(log.find('error')[0]).toMatchObject({ fields: { id: idNumber(2) } });
     });
@@ -174,7 +174,7 @@ export function describeLedgerContract(name: string, createPlace: () => Promise<
       await expect(ledger.deleteSandbox(idNumber(1))).rejects.toMatchObject({ code: 'unavailable' });
       await expect(ledger.loadSandboxes()).rejects.toMatchObject({ code: 'unavailable' });
       await using again = await place.open(log);
-      expect(await again.loadSandboxes()).toHaveLength(1);
+      expect((await again.loadSandboxes()).records).toHaveLength(1);
     });
   });
 }

@@ -311,22 +311,26 @@ export function describeSnapshotRepositoryContract(name: string, createPlace: ()
       expect(lease.capture.manifest).toMatchObject({ of: fine.buildId });
     });
 
-    test('a record whose files are gone is told and dropped; one that cannot be read keeps its files', async () => {
+    test('a record whose files are not there waits for them; one that cannot be read keeps its files', async () => {
+      let absent: SnapshotRecord;
       let kept: SnapshotRecord;
       let newer: SnapshotRecord;
       {
         await using server = await start();
-        const lost = await publish(server, DEFAULT);
+        absent = await publish(server, DEFAULT);
         kept = await publish(server);
         newer = await publish(server);
-        await server.captures.remove(lost.buildId as never);
+        await server.captures.remove(absent.buildId as never);
         await server.ledger.putSnapshots([{ ...newer, context: undefined as never }]);
       }
       await using later = await start();
-      expect(later.repository.list(ALL)).toEqual([kept]);
+      expect(new Set(later.repository.list(ALL))).toEqual(new Set([absent, kept]));
       expect(later.log.find('error', 'its files are not there')).toHaveLength(1);
       expect(await later.captures.list()).toEqual(new Set([kept.buildId, newer.buildId]));
+      await expect(later.repository.lease(absent.buildId)).rejects.toMatchObject({ code: 'internal' });
+      await later.repository.delete([absent]);
       await using again = await openAgain(later);
+      expect(again.repository.list(ALL)).toEqual([kept]);
       expect(again.log.find('error', 'its files are not there')).toEqual([]);
     });
 

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { judgeTimers } from './guest-timers.ts';
+import { deservesAnotherBoot, judgeTimers } from './guest-timers.ts';
 
 const BROADCAST = 'Tick Device: mode:     1\nBroadcast device\nClock Event Device: <NULL>\ntick_broadcast_mask: 0\n\n';
 
@@ -32,5 +32,20 @@ describe('timers of a booted guest', () => {
   test('on a virtualised processor have no rate to be wrong', () => {
     expect(judgeTimers(timerList('lapic-deadline\n mult:           9000000'), { kind: 'kvm' })).toBe('good');
     expect(judgeTimers(timerList('<NULL>'), { kind: 'kvm' })).toBe('dead');
+  });
+});
+
+describe('a guest whose timers are not right', () => {
+  const quick = { tookMs: 5_000, longestMs: 12_000 };
+  const slow = { tookMs: 30_000, longestMs: 12_000 };
+
+  test.each([
+    ['imprecise', { ...quick, attempt: 1 }, true],
+    ['imprecise', { ...quick, attempt: 2 }, false],
+    ['imprecise', { ...slow, attempt: 1 }, false],
+    ['dead', { ...slow, attempt: 4 }, true],
+    ['dead', { ...slow, attempt: 5 }, false],
+  ] as const)('%s, %o: booted again %s', (timers, boot, again) => {
+    expect(deservesAnotherBoot(timers, boot)).toBe(again);
   });
 });

@@ -27,6 +27,23 @@ export function judgeTimers(timerList: string, accelerator: Pick<Accelerator, 'k
   return rates.every((rate) => rate >= RATES.from && rate <= RATES.to) ? 'good' : 'imprecise';
 }
 
+/** How often a guest is booted until its timers are right: without any it is of no use, with slow ones it is. */
+const BOOT_ATTEMPTS = { dead: 5, imprecise: 2 };
+
+export interface BootSoFar {
+  /** From 1 on. */
+  readonly attempt: number;
+  readonly tookMs: number;
+  /** A boot that took longer is not repeated for better timers: whoever waits for it would give up. */
+  readonly longestMs: number;
+}
+
+/** Whether a guest with those timers is to be booted again. */
+export function deservesAnotherBoot(timers: Exclude<GuestTimers, 'good'>, boot: BootSoFar): boolean {
+  const { attempt, tookMs, longestMs } = boot;
+  return attempt < BOOT_ATTEMPTS[timers] && (timers === 'dead' || tookMs <= longestMs);
+}
+
 /** The timers of a guest that has just booted. */
 export async function guestTimers(
   agent: Agent,

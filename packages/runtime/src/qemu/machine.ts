@@ -11,7 +11,7 @@ import { emptyDisk } from './empty-disk.ts';
 import { type Engine, startEngine } from './engine.ts';
 import type { EngineHost } from './engine-host.ts';
 import type { MachineIdentity, MachineOrigin } from './engine-identity.ts';
-import { guestTimers } from './guest-timers.ts';
+import { type BootSoFar, deservesAnotherBoot, guestTimers } from './guest-timers.ts';
 import { kernelCommandLine } from './qemu-args.ts';
 import { restoreEngine } from './restore-engine.ts';
 import { diskFiles, type SnapshotFiles, snapshotFiles } from './snapshot-files.ts';
@@ -20,8 +20,8 @@ import { diskFiles, type SnapshotFiles, snapshotFiles } from './snapshot-files.t
 const UNBORN_KEY = new Uint8Array(16);
 /** A boot on a loaded host; a quiet one needs two seconds. */
 const BOOT_DEADLINE_MS = 90_000;
-/** How often a guest is booted until its timers are right: without any it is of no use, with slow ones it is. */
-const BOOT_ATTEMPTS = { dead: 5, imprecise: 2 };
+/** Of a sandbox somebody waits for. */
+const SLOW_BOOT_MS = 12_000;
 const RESTORE_DEADLINE_MS = 30_000;
 /** A guest that runs answers at once; on a loaded host losing it would be worse than waiting. */
 const ADOPTION_DEADLINE_MS = 30_000;
@@ -123,7 +123,7 @@ interface MachinePlan extends GuestPlan {
   readonly use: MachineUse;
   readonly start: (slot: NetworkSlot, advice: StartAdvice) => Promise<Engine>;
   /** False: another engine has to be started instead. Attempts count from 1. */
-  readonly accepts: (agent: Agent, attempt: number) => Promise<boolean>;
+  readonly accepts: (agent: Agent, attempt: number, tookMs: number) => Promise<boolean>;
 }
 
 /** An engine in its slot. */
@@ -164,11 +164,12 @@ async function reachGuest(
   signal: AbortSignal | undefined,
 ): Promise<ReachedGuest> {
   for (let attempt = 1; ; attempt++) {
+    const began = host.clock.monotonic();
     await using undo = new AsyncDisposableStack();
     const engine = undo.use(await plan.start(slot, advice));
     const agent = await letRun(host, { slot, engine }, plan, signal);
     undo.use(agent);
-    if (!(await plan.accepts(agent, attempt))) continue;
+    if (!(await plan.accepts(agent, attempt, host.clock.monotonic() - began))) continue;
     const release = undo.move();
     return { engine, agent, [Symbol.asyncDispose]: () => release.disposeAsync() };
   }
@@ -236,13 +237,13 @@ function machineOf(parts: {
 async function hasTimers(
   { accelerator, log }: EngineHost,
   agent: Agent,
-  attempt: number,
+  boot: BootSoFar,
   signal: AbortSignal | undefined,
 ): Promise<boolean> {
   const timers = await guestTimers(agent, accelerator, signal);
   if (timers === 'good') return true;
-  log.warn({ timers, attempt }, 'a guest booted with timers that are not right: the host was too busy');
-  if (attempt < BOOT_ATTEMPTS[timers]) return false;
+  log.warn({ timers, attempt: boot.attempt }, 'a guest booted with timers that are not right: the host was too busy');
+  if (deservesAnotherBoot(timers, boot)) return false;
   if (timers === 'dead') throw new PlatformError('create_failed', 'the guest boots without timers on this busy host');
   return true;
 }
@@ -253,12 +254,14 @@ export interface BootRequest {
   readonly use: MachineUse;
   /** The disk it goes on with; an empty one unless given. */
   readonly disk?: SnapshotFiles;
+  /** Milliseconds beyond which a boot is not repeated for better timers; it always is unless given. */
+  readonly longestMs?: number;
 }
 
 /** Boots a root file system; resolves when the guest agent answers. */
 export async function bootMachine(deps: MachineDeps, request: BootRequest, signal?: AbortSignal): Promise<Machine> {
   const { host, exec } = deps;
-  const { rootfs, resources, use, disk: origin } = request;
+  const { rootfs, resources, use, disk: origin, longestMs = Number.POSITIVE_INFINITY } = request;
   const disk = origin?.disk.path ?? (await emptyDisk(host.layout.disks, resources.diskSizeMB, exec, signal));
   const diskLayers = origin?.diskLayers ?? [];
   const files = { memory: undefined, rootfs: rootfs.path, disk, diskLayers };
@@ -274,7 +277,7 @@ export async function bootMachine(deps: MachineDeps, request: BootRequest, signa
         return startEngine(host, { slot, resources, start: { kind: 'boot', commandLine }, files }, signal);
       },
       async go() {},
-      accepts: (agent, attempt) => hasTimers(host, agent, attempt, signal),
+      accepts: (agent, attempt, tookMs) => hasTimers(host, agent, { attempt, tookMs, longestMs }, signal),
       channel: { key: UNBORN_KEY, deadlineMs: BOOT_DEADLINE_MS },
     },
     signal,
@@ -293,7 +296,7 @@ export async function rebootMachine(
 ): Promise<Machine> {
   const { resources } = snapshot.manifest;
   const rootfs = await capturedRootfs(deps.host.artifacts, snapshot.manifest);
-  return bootMachine(deps, { rootfs, resources, use, disk: diskFiles(snapshot) }, signal);
+  return bootMachine(deps, { rootfs, resources, use, disk: diskFiles(snapshot), longestMs: SLOW_BOOT_MS }, signal);
 }
 
 /** A captured guest; it is still the captured generation when it goes on. */

@@ -18,6 +18,7 @@ export function createSetupContext(
   lockFd?: number,
 ): SetupContext {
   // An ordinary user's PATH lacks the directories of mke2fs, depmod and the like.
+  let last: Promise<unknown> = Promise.resolve();
   const env = { ...process.env, PATH: `${process.env.PATH ?? ''}:/usr/sbin:/sbin` };
   return {
     paths,
@@ -31,6 +32,12 @@ export function createSetupContext(
     run: (command, args, options = {}) => {
       out.log(`$ ${[command, ...args].join(' ')}\n`);
       return run(command, args, { timeoutMs: 120_000, env, inheritFd: lockFd, onOutput: out.log, ...options });
+    },
+    exclusive(work) {
+      const turn = last.then(work);
+      // The next one waits for the end of this one, whatever it was.
+      last = turn.catch(() => undefined);
+      return turn;
     },
     scratch: async (name) => {
       const directory = join(paths.scratch, name);

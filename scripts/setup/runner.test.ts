@@ -22,6 +22,7 @@ beforeEach(async () => {
     uid: 0,
     progress: () => {},
     run: async () => '',
+    exclusive: (work) => work(),
     scratch: async (name) => {
       const directory = join(paths.scratch, name);
       await mkdir(directory, { recursive: true });
@@ -121,6 +122,41 @@ describe('runSteps', () => {
     await runSteps(steps, user, silent, noRoot);
     expect(asked).toEqual(['b']);
     expect(runs).toEqual(['a', 'b']);
+  });
+
+  it('runs a step that stands apart beside those before it, and gives its result to those behind it', async () => {
+    const apartRuns = Promise.withResolvers<void>();
+    const earlierRan = Promise.withResolvers<void>();
+    const waiting = (name: string, before: () => void, other: Promise<void>, options: Partial<SetupStep> = {}) => {
+      const plain = step(name, () => 'x');
+      return step(name, () => 'x', {
+        ...options,
+        async run(inner, earlier) {
+          before();
+          await other;
+          return plain.run(inner, earlier);
+        },
+      });
+    };
+    const steps = [
+      waiting('a', earlierRan.resolve, apartRuns.promise),
+      waiting('apart', apartRuns.resolve, earlierRan.promise, { apart: true }),
+      step('b', () => 'y'),
+    ];
+    const first = await runSteps(steps, context, silent, noRoot);
+    expect(Object.keys(first)).toEqual(['a', 'apart', 'b']);
+    expect(runs.toSorted()).toEqual(['a', 'apart', 'b']);
+    expect(await runSteps(steps, context, silent, noRoot)).toEqual(first);
+    expect(runs).toHaveLength(3);
+  });
+
+  it('lets a step that stands apart end when one before it fails, and keeps what it did', async () => {
+    const apart = step('apart', () => 'x', { apart: true });
+    const failing = step('a', () => 'x', { run: () => Promise.reject(new Error('interrupted')) });
+    await expect(runSteps([failing, apart], context, silent, noRoot)).rejects.toThrow('interrupted');
+    expect(runs).toEqual(['apart']);
+    await runSteps([step('a', () => 'x'), apart], context, silent, noRoot);
+    expect(runs).toEqual(['apart', 'a']);
   });
 
   it('trusts a step that sees its result itself', async () => {

@@ -18,8 +18,8 @@ interface Stamp {
 }
 
 /**
- * Runs the steps whose result is not there, in order, and returns all results. A step's stamp is removed before it runs
- * and written after it, so an interrupted one runs again.
+ * Runs the steps whose result is not there, in order and those that stand apart beside them, and returns all results. A
+ * step's stamp is removed before it runs and written after it, so an interrupted one runs again.
  */
 export async function runSteps(
   steps: readonly SetupStep[],
@@ -27,24 +27,40 @@ export async function runSteps(
   reporter: SetupReporter,
   runAsRoot: RunAsRoot,
 ): Promise<StepResults> {
-  const results: Record<string, StepResult> = {};
-  for (const step of steps) {
-    const before = await currentResult(step, context, results);
-    if (before !== undefined) {
-      results[step.name] = before;
-      continue;
-    }
+  const needsAsking = (step: SetupStep): boolean => step.rootBecause !== undefined && context.uid !== 0;
+
+  async function ensure(step: SetupStep, own: SetupContext, earlier: StepResults): Promise<StepResult> {
+    const before = await currentResult(step, own, earlier);
+    if (before !== undefined) return before;
     reporter.started(step);
     const started = performance.now();
-    if (step.rootBecause !== undefined && context.uid !== 0) {
-      await runAsRoot(step);
-    } else {
-      await runStep(step, context, results);
-    }
-    const after = await currentResult(step, context, results);
+    if (needsAsking(step)) await runAsRoot(step);
+    else await runStep(step, own, earlier);
+    const after = await currentResult(step, own, earlier);
     if (after === undefined) throw new Error(`${step.title}: not there although the step succeeded`);
-    results[step.name] = after;
     reporter.finished(step, performance.now() - started);
+    return after;
+  }
+
+  /** Those that ask for a password do so in their turn, and what they say is told from what the others say. */
+  const beside = new Map(
+    steps
+      .filter((step) => step.apart === true && !needsAsking(step))
+      .map((step) => {
+        const own = { ...context, progress: (text: string) => context.progress(`${step.title}: ${text}`) };
+        return [step.name, ensure(step, own, {})] as const;
+      }),
+  );
+  const settled = Promise.allSettled(beside.values());
+  const results: Record<string, StepResult> = {};
+  try {
+    for (const step of steps) {
+      const earlier = step.apart === true ? {} : results;
+      results[step.name] = await (beside.get(step.name) ?? ensure(step, context, earlier));
+    }
+  } finally {
+    // What it has done by then the next set-up need not do.
+    await settled;
   }
   return results;
 }
@@ -95,7 +111,7 @@ export async function earlierResults(
   const results: Record<string, StepResult> = {};
   for (const earlier of steps) {
     if (earlier === step) break;
-    const result = await currentResult(earlier, context, results);
+    const result = await currentResult(earlier, context, earlier.apart === true ? {} : results);
     if (result !== undefined) results[earlier.name] = result;
   }
   return results;

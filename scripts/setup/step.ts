@@ -12,6 +12,8 @@ export interface SetupContext {
   progress(text: string): void;
   /** Runs a command with its output in the log; returns its standard output. */
   run(command: string, args: readonly string[], options?: Partial<RunOptions>): Promise<string>;
+  /** Runs what two steps must not do at the same time. */
+  exclusive<T>(work: () => Promise<T>): Promise<T>;
   /** A fresh, empty directory for half-finished work of this step. */
   scratch(name: string): Promise<string>;
 }
@@ -33,6 +35,8 @@ export interface SetupStep {
   readonly title: string;
   /** It must run as root; the reason is shown before sudo asks. */
   readonly rootBecause?: string;
+  /** It takes long and needs no result of another: it runs beside those before it, from the start. */
+  readonly apart?: boolean;
   /** Digest of everything the result depends on, with the results of the steps before it; a finished step is stamped with it. */
   key?(context: SetupContext, earlier: StepResults): Promise<string>;
   /** For a step that can see its result itself: true when nothing is to be done. Such a step needs no key. */

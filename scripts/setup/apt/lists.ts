@@ -6,13 +6,17 @@ import type { SetupContext } from '../step.ts';
  * Options with which apt knows `packageName`: those for private lists when there are any, else none when the machine's
  * own package lists know it, else for private lists fetched now. Needs no root and leaves the machine's lists alone.
  */
-export async function aptOptions(context: SetupContext, packageName: string): Promise<readonly string[]> {
-  const own = privateOptions(context);
-  if (await isKnown(context, own, packageName)) return own;
-  if (await isKnown(context, [], packageName)) return [];
-  await fetchLists(context);
-  if (await isKnown(context, own, packageName)) return own;
-  throw new Error(`no package ${packageName} in this machine's apt sources; enable Debian's own sources and try again`);
+export function aptOptions(context: SetupContext, packageName: string): Promise<readonly string[]> {
+  return context.exclusive(async () => {
+    const own = privateOptions(context);
+    if (await isKnown(context, own, packageName)) return own;
+    if (await isKnown(context, [], packageName)) return [];
+    await fetchLists(context);
+    if (await isKnown(context, own, packageName)) return own;
+    throw new Error(
+      `no package ${packageName} in this machine's apt sources; enable Debian's own sources and try again`,
+    );
+  });
 }
 
 /** Fetches what the machine's apt sources offer today into private lists. */

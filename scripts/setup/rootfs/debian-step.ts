@@ -17,6 +17,7 @@ export function debianStep(): SetupStep {
   return {
     name: 'debian',
     title: 'Debian tree of the base image',
+    apart: true,
     rootBecause: 'to install Debian packages into a separate directory tree (chroot)',
     key: async (context) =>
       sha256(JSON.stringify([RECIPE, context.architecture, RELEASE, PACKAGES, DPKG_OPTIONS, USER])),

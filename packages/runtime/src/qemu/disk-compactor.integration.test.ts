@@ -1,8 +1,7 @@
-import { execFile } from 'node:child_process';
+import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, open, readdir, readFile, rm, rmdir, stat, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
-import { promisify } from 'node:util';
 import { PlatformError, type SnapshotArtifact } from '@agentenv/core';
 import { createRealClock, createRecordingLog, createSeededRandom } from '@agentenv/core/testing';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
@@ -39,7 +38,6 @@ vi.mock('node:fs/promises', async (original) => {
   return { ...guarded, rm: slowRm };
 });
 
-const run = promisify(execFile);
 const ARTIFACTS = join(import.meta.dirname, '..', '..', '..', '..', '.aenv', 'artifacts');
 const MIB = 1024 * 1024;
 const CLUSTER = 65_536;
@@ -190,8 +188,9 @@ describe('the disk of a running engine whose layers are merged', () => {
       disk.path,
       diskLayers.map(({ path }) => path),
     );
-    await run('qemu-img', ['convert', '-U', '-O', 'raw', source, target]);
-    expect(Buffer.compare(await readFile(target), expected)).toBe(0);
+    await exec({ argv: ['qemu-img', 'convert', '-U', '-O', 'raw', source, target], deadlineMs: DEADLINE_MS });
+    const { sha256: found } = await memory.run({ kind: 'hash-file', path: target });
+    expect(found).toBe(createHash('sha256').update(expected).digest('hex'));
     for (const layer of diskLayers) {
       const { sha256, bytes } = await digestArtifact(layer.path, undefined, { memory, exec });
       expect({ sha256, size: bytes }).toEqual({ sha256: layer.sha256, size: layer.size });

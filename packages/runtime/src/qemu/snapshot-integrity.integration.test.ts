@@ -103,7 +103,7 @@ describe('trust in captured files', () => {
     await integrity.verify(snapshot);
     await overwrite('memory', 0, 1);
     expect(await integrity.sweep()).toEqual([directory]);
-    await expect(integrity.verify(snapshot)).rejects.toThrow('retired');
+    await expect(integrity.verify(snapshot)).rejects.toThrow('the snapshot is damaged: memory');
 
     const second = createSnapshotIntegrity({ memory, exec, log: SILENT_LOG });
     await second.trust(snapshot);

@@ -2,10 +2,11 @@ import { once } from 'node:events';
 import { type ClientRequest, request } from 'node:http';
 import { Sandbox } from 'e2b';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { makeCertificate } from '../packages/server/src/testing/certificates.ts';
 import { runCrashLoop } from './lib/crash-loop.ts';
 import { engines, ledgerIds } from './lib/host.ts';
 import { remainsOfStopped } from './lib/remains.ts';
-import { freePort, NO_POOL, startServer, type TestServer } from './lib/server.ts';
+import { NO_POOL, startServer, type TestServer } from './lib/server.ts';
 import { waitUntil } from './lib/wait.ts';
 
 /** The full run is `node e2e/crash-loop.ts` (docs/lifecycle.md). */
@@ -15,9 +16,6 @@ const ANSWER_MS = 2_000;
 const LINE_DIGITS = 9;
 const LINES = 50_000_000 / (LINE_DIGITS + 1);
 const PORT = 3000;
-/** Files a server looks for only when it listens. */
-const TLS_FILES = ['certificates', 'private_keys'].map((key) => `tls.${key} = ["/nonexistent.pem"]`);
-
 // Without warm machines every engine belongs to a sandbox.
 let server: TestServer;
 beforeAll(async () => {
@@ -28,6 +26,13 @@ afterAll(async () => {
   expect(remainsOfStopped(server)).toEqual([]);
   await server[Symbol.asyncDispose]();
 });
+
+/** A configuration that only shows to be wrong when the server listens: with TLS where it listens without. */
+async function failsAtListening(): Promise<string> {
+  const { certificate, privateKey } = await makeCertificate(server.home, ['localhost']);
+  const address = `tls.addr = "${new URL(server.url).host}"`;
+  return [address, `tls.certificates = ["${certificate}"]`, `tls.private_keys = ["${privateKey}"]`].join('\n');
+}
 
 async function timed<T>(work: () => Promise<T>): Promise<{ readonly result: T; readonly milliseconds: number }> {
   const start = performance.now();
@@ -133,8 +138,7 @@ describe('kill -9 of the server with everything in flight', () => {
     expect(former.gaps).toEqual([]);
 
     // One that fails when it has adopted everything leaves it to the next.
-    const late = [`tls.addr = "127.0.0.1:${await freePort()}"`, ...TLS_FILES].join('\n');
-    await expect(server.restart(late)).rejects.toThrow('the server ended with 1');
+    await expect(server.restart(await failsAtListening())).rejects.toThrow('the server ended with 1');
     expect(server.output()).toContain('sandboxes of a former server run on');
 
     await server.restart();

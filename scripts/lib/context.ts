@@ -17,8 +17,8 @@ export function createSetupContext(
   out: { log(text: string): void; progress(text: string): void },
   lockFd?: number,
 ): SetupContext {
-  // An ordinary user's PATH lacks the directories of mke2fs, depmod and the like.
   let last: Promise<unknown> = Promise.resolve();
+  // An ordinary user's PATH lacks the directories of mke2fs, depmod and the like.
   const env = { ...process.env, PATH: `${process.env.PATH ?? ''}:/usr/sbin:/sbin` };
   return {
     paths,

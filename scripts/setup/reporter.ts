@@ -31,7 +31,7 @@ export function createConsoleReporter(output: ProgressOutput, now: () => number)
       else transient(`set-up: ${running.title} (${seconds(now() - running.since)}): ${text}`);
     },
     finished(step, milliseconds) {
-      running = undefined;
+      if (running?.title === step.title) running = undefined;
       if (output.columns !== undefined) output.write('\r\u001b[K');
       output.write(`set-up: ${step.title}: done in ${seconds(milliseconds)}\n`);
     },

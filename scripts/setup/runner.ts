@@ -6,7 +6,7 @@ import type { SetupContext, SetupStep, StepResult, StepResults } from './step.ts
 /** How a step that needs root is run when this process is not root. */
 export type RunAsRoot = (step: SetupStep) => Promise<void>;
 
-/** Told about every step, in order. */
+/** Told about every step that runs; one that stands apart may end between the start and the end of another. */
 export interface SetupReporter {
   started(step: SetupStep): void;
   finished(step: SetupStep, milliseconds: number): void;

@@ -15,6 +15,8 @@ export interface Command {
 export type Exec = (command: Command, signal?: AbortSignal) => Promise<string>;
 
 const MAX_QUOTED = 400;
+/** Whoever is told to end a command that is late has done so by then. */
+const LATE_MS = 5_000;
 
 export interface ExecDeps {
   readonly clock: Clock;
@@ -35,15 +37,20 @@ export function createExec({ clock, starter = createProcessStarter() }: ExecDeps
       ended ??= { code: 'canceled', what: 'was canceled' };
       command.end();
     };
+    const hung = Promise.withResolvers<never>();
+    const late = clock.timer(deadlineMs + LATE_MS, () => {
+      hung.reject(new PlatformError('deadline_exceeded', `${argv[0]} could not be ended`, { details: { argv } }));
+    });
     signal?.addEventListener('abort', onAbort, { once: true });
     try {
-      const { stdout, stderr, failure } = await command.ended;
+      const { stdout, stderr, failure } = await Promise.race([command.ended, hung.promise]);
       if (failure === undefined) return stdout;
       const words = stderr.trim().slice(-MAX_QUOTED);
       const message = `${argv[0]} ${ended?.what ?? failure}${words === '' ? '' : `: ${words}`}`;
       throw new PlatformError(ended?.code ?? 'internal', message, { details: { argv }, cause: signal?.reason });
     } finally {
       timer[Symbol.dispose]();
+      late[Symbol.dispose]();
       signal?.removeEventListener('abort', onAbort);
     }
   };

@@ -33,11 +33,12 @@ function answer(message) {
 
 /**
  * Keeps the last of what is written. The stream is always read, so that nobody waits for it, and its end is no failure.
- * @param {Readable} stream
+ * @param {Readable | null | undefined} stream missing where there were no descriptors left for it
  * @param {number} max
  */
 function keepTail(stream, max) {
   let tail = '';
+  if (!stream) return () => tail;
   stream.setEncoding('utf8').on('data', (text) => {
     tail = (tail + text).slice(-max);
   });
@@ -65,8 +66,8 @@ function runCommand(id, { argv: [program, ...args], stdin, maxOutput = MAX_OUTPU
     else settle(killedBy === null ? `failed with status ${code}` : `was ended by ${killedBy}`);
   });
   // A command that ends without reading its input must not take the starter with it; its status tells.
-  child.stdin.on('error', () => {});
-  child.stdin.end(stdin);
+  child.stdin?.on('error', () => {});
+  child.stdin?.end(stdin);
 }
 
 /**
@@ -111,8 +112,14 @@ function startProgram(id, [program, ...args], env) {
   child.once('close', (code, signal) => {
     resolve({ how: signal === null ? `exit status ${code}` : `signal ${signal}`, words: words().trim() });
   });
-  ends.set(pid, promise);
-  answer({ id, pid, startTime: startTimeOf(pid) });
+  try {
+    answer({ id, pid, startTime: startTimeOf(pid) });
+    ends.set(pid, promise);
+  } catch (error) {
+    // Nobody would know of it.
+    child.kill('SIGKILL');
+    throw error;
+  }
 }
 
 /**
@@ -120,16 +127,32 @@ function startProgram(id, [program, ...args], env) {
  * @param {number} pid
  */
 async function tellEnd(id, pid) {
-  const end = await ends.get(pid);
+  const end = ends.get(pid);
+  // Another one may get the pid before this one's last words are read.
   ends.delete(pid);
-  answer({ id, ...(end ?? { how: 'never started here', words: '' }) });
+  answer(end === undefined ? { id, unknown: pid } : { id, ...(await end) });
 }
 
 process.title = 'aenv-starter';
 // It ends with its server, which is told to end by other means.
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, () => undefined);
-process.on('disconnect', () => process.exit());
+process.on('disconnect', () => {
+  for (const { child } of commands.values()) killGroup(child);
+  process.exit();
+});
 process.on('message', (/** @type {StarterRequest} */ request) => {
+  try {
+    handle(request);
+  } catch (error) {
+    // One that cannot be started must not end those that can.
+    const reason = error instanceof Error ? error.message : String(error);
+    if ('program' in request) answer({ id: request.id, how: reason, words: '' });
+    else answer({ id: request.id, stdout: '', stderr: '', failure: `could not be started (${reason})` });
+  }
+});
+
+/** @param {StarterRequest} request */
+function handle(request) {
   if ('command' in request) {
     runCommand(request.id, request.command);
   } else if ('program' in request) {
@@ -142,4 +165,4 @@ process.on('message', (/** @type {StarterRequest} */ request) => {
     killGroup(found.child);
     found.settle('was ended');
   }
-});
+}

@@ -42,4 +42,10 @@ export interface ProgramEnd {
   readonly words: string;
 }
 
-export type StarterAnswer = CommandEnd | StartedProgram | ProgramEnd;
+/** That pid is of no program this starter has started. */
+export interface UnknownProgram {
+  readonly id: number;
+  readonly unknown: number;
+}
+
+export type StarterAnswer = CommandEnd | StartedProgram | ProgramEnd | UnknownProgram;

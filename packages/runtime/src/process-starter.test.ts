@@ -1,5 +1,8 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { createRealClock } from '@agentenv/core/testing';
 import { afterEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createProcessStarter, type ProcessStarter } from './process-starter.ts';
@@ -68,6 +71,34 @@ describe('a process that starts programs', () => {
       code: 'create_failed',
       message: expect.stringContaining('/no/such/program could not be started'),
     });
+  });
+
+  test('goes on when a program cannot even be tried', async () => {
+    const starter = open();
+    const pid = await pidOf(starter);
+    const tooLong = 'x'.repeat(3_000_000);
+    expect(await starter.command({ argv: ['true', tooLong], stdin: '' }).ended).toMatchObject({
+      failure: expect.stringContaining('could not be started'),
+    });
+    await expect(starter.program(['/bin/true', tooLong], {})).rejects.toMatchObject({ code: 'create_failed' });
+    expect(await pidOf(starter)).toBe(pid);
+  });
+
+  test('that is disposed ends the commands under way, with everything they started', async () => {
+    const starter = open();
+    const directory = await mkdtemp(join(tmpdir(), 'aenv-starter-'));
+    onTestFinished(() => rm(directory, { recursive: true }));
+    const file = join(directory, 'pid');
+    const command = starter.command({ argv: ['sh', '-c', `sleep 600 & echo $! > ${file}; wait`], stdin: '' });
+    command.ended.catch(() => undefined);
+    const readPid = async () => Number(await readFile(file, 'utf8').catch(() => ''));
+    await expect.poll(readPid, { timeout: DEADLINE_MS }).toBeGreaterThan(1);
+    const pid = await readPid();
+    const startTime = await processStartTime(pid);
+    if (startTime === undefined) throw new Error('the command does not run');
+    await starter[Symbol.asyncDispose]();
+    await expect(command.ended).rejects.toMatchObject({ code: 'unavailable' });
+    await waitUntilGone({ pid, startTime }, clock, DEADLINE_MS);
   });
 
   test('that dies fails what is under way, and another one takes its place', async () => {

@@ -36,14 +36,14 @@ export interface ProcessStarter extends AsyncDisposable {
   program(argv: Argv, env: Readonly<Record<string, string>>): Promise<RunningProgram>;
 }
 
-/** The starter is small and stays so. */
-const NODE_OPTIONS = ['--max-semi-space-size=1', '--max-old-space-size=64'];
+/** The starter is small; the map of a badly fragmented file is not. */
+const EXEC_ARGV = ['--max-semi-space-size=1', '--max-old-space-size=512'];
 
 function startStarter(): Answering<StarterRequest, StarterAnswer> {
   return createAnswering('process that starts programs', (onAnswer, onEnd) => {
     const child = fork(new URL('./process-starter-program.mjs', import.meta.url), {
       // A session of its own: an interrupt at the server's terminal is none of its business.
-      ...{ detached: true, execArgv: NODE_OPTIONS, stdio: ['ignore', 'ignore', 'inherit', 'ipc'] },
+      ...{ detached: true, execArgv: EXEC_ARGV, stdio: ['ignore', 'ignore', 'inherit', 'ipc'] },
     });
     child.on('message', (answer) => onAnswer(answer as StarterAnswer));
     child.once('error', (cause) => onEnd('could not be started', cause));
@@ -69,7 +69,8 @@ function startStarter(): Answering<StarterRequest, StarterAnswer> {
       async end() {
         if (child.exitCode !== null || child.signalCode !== null) return;
         child.ref();
-        child.kill('SIGKILL');
+        // It ends the commands under way, and then itself.
+        if (child.connected) child.disconnect();
         await exited;
       },
     };
@@ -92,7 +93,7 @@ const isProgramEnd = (answer: StarterAnswer): answer is ProgramEnd => 'how' in a
 /**
  * A process of its own starts all others: whoever forks stands still until its page tables are copied, and afterwards pays
  * a fault for each page it writes to, in all of its threads, which takes a server of 100 MiB half a second on some hosts.
- * It ends with this process, however that ends; what it started as `engine` does not.
+ * It ends with this process, however that ends; what it started as `program` does not.
  */
 export function createProcessStarter(): ProcessStarter {
   const starter = startStarter();

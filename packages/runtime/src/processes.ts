@@ -25,7 +25,8 @@ export async function processStartTime(pid: number): Promise<number | undefined>
   if (stat === undefined) return undefined;
   // The name in parentheses may hold anything; fields count from behind its last parenthesis (state is field 3).
   const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
-  const ended = fields[0] === 'Z' || fields[0] === 'X';
+  // The first thread may be gone while others still hold files and memory (field 20 counts threads).
+  const ended = fields[0] === 'X' || (fields[0] === 'Z' && Number(fields[17]) <= 1);
   return ended ? undefined : Number(fields[19]);
 }
 

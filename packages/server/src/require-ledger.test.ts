@@ -45,6 +45,11 @@ describe('a home without its ledger', () => {
     expect([...(await captures.list())]).toEqual([ID]);
   });
 
+  it('is refused beside a capture of which it cannot be told whether it is complete', async () => {
+    await writeFile(join(await captures.allocate(ID), 'manifest.json'), JSON.stringify({ formatVersion: 9 }));
+    await expect(requireLedger(ledger, captures)).rejects.toMatchObject({ code: 'conflict' });
+  });
+
   it('is no new one when the ledger is there', async () => {
     await complete();
     await writeFile(ledger, 'SQLite format 3');

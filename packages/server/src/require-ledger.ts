@@ -9,14 +9,23 @@ import type { CaptureStore } from '@agentenv/storage';
 export async function requireLedger(path: string, captures: Pick<CaptureStore, 'list' | 'open'>): Promise<void> {
   if (await hasContents(path)) return;
   for (const name of await captures.list()) {
-    const capture = await captures.open(name as CaptureId).catch(() => undefined);
-    // What is not complete is nothing anybody could want back.
-    if (capture === undefined) continue;
+    if (!(await isComplete(captures, name as CaptureId))) continue;
     throw new PlatformError(
       'conflict',
-      `the ledger ${path} is gone, but captures it named are there: put it back, or move ${capture.directory} and its neighbours away`,
-      { details: { path, directory: capture.directory } },
+      `the ledger ${path} is gone, but captures it named are there: put it back, or move the capture ${name} and its neighbours away`,
+      { details: { path, capture: name } },
     );
+  }
+}
+
+/** False without a manifest, which is written last: nobody could want that back. One that cannot be read may be whole. */
+async function isComplete(captures: Pick<CaptureStore, 'open'>, id: CaptureId): Promise<boolean> {
+  try {
+    await captures.open(id);
+    return true;
+  } catch (error) {
+    const cause = error instanceof Error ? error.cause : undefined;
+    return !(cause instanceof Error && 'code' in cause && cause.code === 'ENOENT');
   }
 }
 

@@ -2,7 +2,7 @@ import { parentPort, workerData } from 'node:worker_threads';
 import { type LedgerDatabase, openLedgerDatabase } from './ledger-database.ts';
 import type { LedgerFault, LedgerReply, LedgerRequest, LedgerWorkerData } from './ledger-messages.ts';
 
-/** Quiet time after which what was committed is moved into the database, milliseconds: never between two steps of an operation. */
+/** Quiet time after which what was committed is moved into the database, milliseconds: hardly ever while somebody waits for a commit. */
 const QUIET_MS = 1_000;
 
 /** Entry of the ledger's worker thread: opens the file, answers once, then answers every request in order. */

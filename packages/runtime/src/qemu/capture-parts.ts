@@ -131,8 +131,8 @@ async function keepLayers(
 }
 
 /**
- * Layers of which the newest is what `copy` shows differently from the former ones; or `copy` alone, which holds everything
- * that differs from the base, where a former one cannot be read any more.
+ * Layers of which the newest is what `copy` shows differently from the former ones. Where that cannot be written, such as upon
+ * one that cannot be read any more, `copy` alone, which holds everything that differs from the base.
  */
 async function reduceCopy(context: CaptureContext, base: string, copy: string): Promise<readonly CapturedFile[]> {
   const { host, source, target, memoryLayers } = context;

@@ -1,7 +1,9 @@
-import type { Clock } from '@agentenv/core';
+import { type Clock, PlatformError } from '@agentenv/core';
 import type { ProcessStarter } from '../process-starter.ts';
 import { killProcess, type ProcessIdentity, waitUntilGone } from '../processes.ts';
 
+/** Starting a process takes milliseconds, on a busy host tenths of a second. */
+const START_DEADLINE_MS = 30_000;
 /** A killed process is gone within milliseconds unless its storage hangs. */
 const KILL_DEADLINE_MS = 10_000;
 
@@ -33,7 +35,14 @@ export async function startEngineProcess(
   argv: readonly [string, ...string[]],
   clock: Clock,
 ): Promise<EngineProcess> {
-  const { pid, startTime, ended } = await starter.program(argv, LEAN_HEAP);
+  const starting = starter.program(argv, LEAN_HEAP);
+  const late = Promise.withResolvers<never>();
+  using _deadline = clock.timer(START_DEADLINE_MS, () => {
+    late.reject(new PlatformError('create_failed', 'the virtual machine was not started in time'));
+    // Nobody waits for it any more.
+    starting.then(killProcess).catch(() => undefined);
+  });
+  const { pid, startTime, ended } = await Promise.race([starting, late.promise]);
   const exited = Promise.withResolvers<string>();
   let words = '';
   ended.then(

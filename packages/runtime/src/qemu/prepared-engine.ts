@@ -18,7 +18,7 @@ import { liveFiles } from './snapshot-files.ts';
  */
 export function engineShape({ resources, memory, rootfs, fingerprint }: SnapshotManifest): string {
   const { vcpus, memoryMB, diskSizeMB } = resources;
-  const facts = [vcpus, memoryMB, diskSizeMB, memory?.sha256, rootfs.sha256 ?? rootfs.path, fingerprint];
+  const facts = [vcpus, memoryMB, diskSizeMB, memory?.sha256, rootfs.sha256 || rootfs.path, fingerprint];
   return createHash('sha256').update(JSON.stringify(facts)).digest('hex');
 }
 

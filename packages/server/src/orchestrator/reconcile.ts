@@ -113,8 +113,10 @@ export async function reconcileAtStart(deps: ReconcileDependencies): Promise<Rec
     const keep = record.state === 'paused' || record.state === 'resuming';
     if (keep && record.capture !== undefined) paused.push({ ...record, state: 'paused', runtime: undefined });
     else over.push(record);
-    // Perhaps the disk it lies on is not mounted: the record waits for it, and for whoever kills the sandbox.
-    if (keep && !stored.has(record.capture ?? '')) {
+    if (keep && record.capture === undefined) {
+      log.error({ sandboxId: record.id }, 'a paused sandbox is lost: its record names no capture');
+    } else if (keep && !stored.has(record.capture ?? '')) {
+      // Perhaps the disk it lies on is not mounted: the record waits for it, and for whoever kills the sandbox.
       log.error({ sandboxId: record.id }, 'a paused sandbox cannot be resumed: its capture is not there');
     }
   }

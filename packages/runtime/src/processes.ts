@@ -78,3 +78,9 @@ export async function waitUntilGone(identity: ProcessIdentity, clock: Clock, dea
     });
   }
 }
+
+/** Kills exactly that process; resolves when it is gone, rejects with `deadline_exceeded` when it does not go. */
+export async function endProcess(identity: ProcessIdentity, clock: Clock, deadlineMs: number): Promise<void> {
+  await killProcess(identity);
+  await waitUntilGone(identity, clock, deadlineMs);
+}

@@ -1,7 +1,7 @@
 import { spawn } from 'node:child_process';
 import { readFile, rm } from 'node:fs/promises';
 import type { Clock, Log } from '@agentenv/core';
-import { findProcesses, isRunning, killProcess, type ProcessIdentity, waitUntilGone } from '../processes.ts';
+import { endProcess, findProcesses, isRunning, type ProcessIdentity } from '../processes.ts';
 
 /** How the gateway reaches the outside. */
 export interface Uplink extends AsyncDisposable {
@@ -90,8 +90,7 @@ function adoptCarrier(identity: ProcessIdentity, clock: Clock): Carrier & Dispos
     ended: ended.promise,
     async stop() {
       unwatch();
-      await killProcess(identity);
-      await waitUntilGone(identity, clock, KILL_DEADLINE_MS);
+      await endProcess(identity, clock, KILL_DEADLINE_MS);
     },
     [Symbol.dispose]: unwatch,
   };
@@ -237,8 +236,7 @@ export function createNoUplink(): Uplink {
 /** Ends every pasta that a dead server left on that namespace; another one can take its place then. */
 export async function endLeftoverPasta(pidFile: string, gatewayPath: string, clock: Clock): Promise<void> {
   for (const { identity } of await findLeftovers(pidFile, gatewayPath)) {
-    await killProcess(identity);
-    await waitUntilGone(identity, clock, KILL_DEADLINE_MS);
+    await endProcess(identity, clock, KILL_DEADLINE_MS);
   }
   await rm(pidFile, { force: true });
 }

@@ -2,7 +2,7 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { PlatformError, type Resources } from '@agentenv/core';
 import type { KnownInstance } from '../backend.ts';
-import { isRunning, killProcess, waitUntilGone } from '../processes.ts';
+import { endProcess, isRunning } from '../processes.ts';
 import { createDiskChain } from './disk-chain.ts';
 import { connectQmp, type Engine, engineOf, ownDirectories } from './engine.ts';
 import { watchEnd } from './engine-end.ts';
@@ -56,10 +56,7 @@ export async function adoptEngine(
   undo.defer(() => host.cgroups.remove(name));
   // A merge is given up after the guest has ended, as nobody's guest is to run on meanwhile.
   const afterGuest = undo.use(new AsyncDisposableStack());
-  undo.defer(async () => {
-    await killProcess(identity);
-    await waitUntilGone(identity, clock, KILL_DEADLINE_MS);
-  });
+  undo.defer(() => endProcess(identity, clock, KILL_DEADLINE_MS));
   const qmp = undo.use(await connectQmp(join(sockets, QMP_SOCKET), clock, undefined));
   await requireAlive(qmp, wanted);
   const found = await findDiskChain({ qmp, instance, layerDirectory: lower, owner: uid });

@@ -1,6 +1,6 @@
 import { type Clock, PlatformError } from '@agentenv/core';
 import type { ProcessStarter } from '../process-starter.ts';
-import { killProcess, type ProcessIdentity, waitUntilGone } from '../processes.ts';
+import { endProcess, killProcess, type ProcessIdentity } from '../processes.ts';
 
 /** Starting a process takes milliseconds, on a busy host tenths of a second. */
 const START_DEADLINE_MS = 30_000;
@@ -55,9 +55,6 @@ export async function startEngineProcess(
   );
   return {
     ...{ pid, startTime, exited: exited.promise, tail: () => words },
-    async [Symbol.asyncDispose]() {
-      await killProcess({ pid, startTime });
-      await waitUntilGone({ pid, startTime }, clock, KILL_DEADLINE_MS);
-    },
+    [Symbol.asyncDispose]: () => endProcess({ pid, startTime }, clock, KILL_DEADLINE_MS),
   };
 }

@@ -10,7 +10,7 @@ import { createExec, type Exec } from '../exec.ts';
 import type { NetworkSlots } from '../network/slot.ts';
 import { createNetworkSlots, gatewayNamespacePath } from '../network/slots.ts';
 import { createProcessStarter } from '../process-starter.ts';
-import { killProcess, waitUntilGone } from '../processes.ts';
+import { endProcess } from '../processes.ts';
 import { createQemuBackend, type QemuBackendOptions } from '../qemu/backend.ts';
 import { engineLayout } from '../qemu/engine-host.ts';
 import { findEngines } from '../qemu/leftovers.ts';
@@ -88,8 +88,7 @@ export async function createQemuWorld(options: QemuWorldOptions = {}): Promise<Q
     stack.defer(async () => {
       // Of a crash that nobody put in order.
       for (const engine of (await findEngines(layout)).values()) {
-        await killProcess(engine);
-        await waitUntilGone(engine, clock, 10_000);
+        await endProcess(engine, clock, 10_000);
       }
       await slots.removeLeftovers();
       await slots[Symbol.asyncDispose]();
